@@ -1,0 +1,101 @@
+//! File descriptors and CPUs of this process.
+
+use std::io;
+
+/// Descriptors that one session needs: its client and its backend.
+pub const FDS_PER_SESSION: u64 = 2;
+/// Descriptors kept for the control plane, logs and reloads.
+const CONTROL_RESERVE: u64 = 24;
+/// Descriptors kept so that a full gate can still answer politely.
+pub const POLITE_RESERVE: u64 = 8;
+
+/// How many descriptors there are, and how many sessions may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FdBudget {
+    /// RLIMIT_NOFILE, after it was raised.
+    pub limit: u64,
+    /// What all sessions together may hold.
+    pub sessions: u64,
+}
+
+impl FdBudget {
+    /// The budget of a process that holds `open` descriptors before its first
+    /// session. `None` if not one session fits.
+    #[must_use]
+    pub fn new(limit: u64, open: u64) -> Option<Self> {
+        let sessions = limit.checked_sub(open + CONTROL_RESERVE + POLITE_RESERVE)?;
+        (sessions >= FDS_PER_SESSION).then_some(Self { limit, sessions })
+    }
+}
+
+/// Raises the soft limit on descriptors to the hard one. Returns the limit.
+///
+/// # Errors
+/// The system refuses to tell or to raise it.
+pub fn raise_fd_limit() -> io::Result<u64> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is a valid rlimit for the kernel to fill.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: `limit` is a valid rlimit for the kernel to read.
+    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(limit.rlim_cur)
+}
+
+/// How many descriptors this process holds.
+///
+/// # Errors
+/// /proc is not mounted, or no descriptor is left to read it.
+pub fn count_open_fds() -> io::Result<u64> {
+    // The directory's own descriptor is one of those listed.
+    Ok(std::fs::read_dir("/proc/self/fd")?.count() as u64 - 1)
+}
+
+/// Keeps the calling thread on one CPU.
+///
+/// # Errors
+/// The CPU does not exist or is not allowed to this process.
+pub fn pin_to_cpu(cpu: usize) -> io::Result<()> {
+    // SAFETY: an all-zero cpu_set_t is the empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    if cpu >= libc::CPU_SETSIZE as usize {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    // SAFETY: `cpu` is below CPU_SETSIZE, and `set` outlives both calls.
+    let result = unsafe {
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set)
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_without_room_for_a_session_is_none() {
+        assert_eq!(FdBudget::new(64, 40), None);
+        let budget = FdBudget::new(1000, 40).unwrap();
+        assert_eq!(budget.sessions, 1000 - 40 - 24 - 8);
+    }
+
+    #[test]
+    fn open_descriptors_are_counted() {
+        let before = count_open_fds().unwrap();
+        let file = std::fs::File::open("/proc/self/status").unwrap();
+        // Other tests of this process open and close files meanwhile.
+        assert!(count_open_fds().unwrap() + 20 > before);
+        drop(file);
+    }
+}

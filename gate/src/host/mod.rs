@@ -1,0 +1,9 @@
+//! What gate asks of the machine: wake-ups, locks, descriptors, CPUs.
+
+mod fds;
+mod lock;
+mod waker;
+
+pub use fds::{FdBudget, count_open_fds, pin_to_cpu, raise_fd_limit};
+pub use lock::{InstanceLock, InstanceLockError, try_lock};
+pub use waker::Waker;

@@ -1,0 +1,128 @@
+//! What workers and control plane share.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::config::Config;
+use crate::host::Waker;
+use crate::ledger::Ledger;
+use crate::stats::Stats;
+
+/// Where gate stands in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Phase {
+    /// Listeners are not bound yet.
+    Starting = 0,
+    /// New sessions are accepted.
+    Serving = 1,
+    /// New sessions are refused with 57P03, old ones may end.
+    Draining = 2,
+    /// Everything is closed now.
+    Stopping = 3,
+}
+
+/// Whether the kernel enforces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KernelState {
+    /// The programs are attached and the probe counted.
+    Active,
+    /// Wanted, but not to be had: the cause and its cure.
+    Inactive(String),
+    /// `--kernel=off`.
+    Off,
+}
+
+/// One listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerInfo {
+    /// Bound address.
+    pub address: SocketAddr,
+    /// Index of its words in the ledger.
+    pub index: u32,
+}
+
+/// Shared by all threads of one gate.
+pub struct State {
+    config: RwLock<Arc<Config>>,
+    /// Limits and counts.
+    pub ledger: Arc<Ledger>,
+    /// In the order of the configuration.
+    pub listeners: Vec<ListenerInfo>,
+    /// One for each worker.
+    pub stats: Vec<Arc<Stats>>,
+    /// Whether the kernel enforces.
+    pub kernel: KernelState,
+    /// Wakes each worker.
+    pub wakers: Vec<Waker>,
+    /// Descriptors that sessions of all workers hold.
+    pub session_fds: AtomicU64,
+    /// Descriptors that sessions may hold together.
+    pub session_fds_max: u64,
+    /// Descriptors this process may hold.
+    pub fds_max: u64,
+    phase: AtomicU8,
+}
+
+impl State {
+    /// A state in [`Phase::Starting`].
+    #[must_use]
+    pub fn new(
+        config: Arc<Config>,
+        ledger: Arc<Ledger>,
+        listeners: Vec<ListenerInfo>,
+        stats: Vec<Arc<Stats>>,
+        kernel: KernelState,
+        wakers: Vec<Waker>,
+    ) -> Self {
+        Self {
+            config: RwLock::new(config),
+            ledger,
+            listeners,
+            stats,
+            kernel,
+            wakers,
+            session_fds: AtomicU64::new(0),
+            session_fds_max: u64::MAX,
+            fds_max: u64::MAX,
+            phase: AtomicU8::new(Phase::Starting as u8),
+        }
+    }
+
+    /// The configuration in force.
+    #[must_use]
+    pub fn config(&self) -> Arc<Config> {
+        Arc::clone(&self.config.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Puts another configuration in force; the workers see it at their next
+    /// wake-up.
+    pub fn set_config(&self, config: Arc<Config>) {
+        *self.config.write().unwrap_or_else(PoisonError::into_inner) = config;
+        self.wake_workers();
+    }
+
+    /// Where gate stands.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Acquire) {
+            0 => Phase::Starting,
+            1 => Phase::Serving,
+            2 => Phase::Draining,
+            _ => Phase::Stopping,
+        }
+    }
+
+    /// Goes on to a later phase, never back, and tells the workers.
+    pub fn advance(&self, phase: Phase) {
+        self.phase.fetch_max(phase as u8, Ordering::AcqRel);
+        self.wake_workers();
+    }
+
+    fn wake_workers(&self) {
+        for waker in &self.wakers {
+            waker.wake();
+        }
+    }
+}
