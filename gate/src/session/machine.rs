@@ -1,0 +1,411 @@
+//! The session machine.
+
+use super::event::{Action, Count, Deadlines, Input, LINGER, OVER_STARTUP};
+use super::outcome::{CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure};
+use crate::proto::backend::LoginScanner;
+use crate::proto::first_packet::{self, FirstPacket, Identity, Invalid, Negotiated};
+use crate::proto::refusal::Refusal;
+
+/// Answer to SSLRequest and GSSENCRequest: not here.
+const NOT_SUPPORTED: u8 = b'N';
+
+/// See the module.
+#[derive(Debug)]
+pub struct Session {
+    phase: Phase,
+    deadlines: Deadlines,
+    /// Refused whatever it says.
+    doomed: Option<Reason>,
+    /// The startup packet so far, with what came behind it.
+    first: Vec<u8>,
+    negotiated: Negotiated,
+    identity: Option<Identity>,
+    login: LoginScanner,
+    client_ended: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Waits for a valid startup packet.
+    Startup,
+    /// Waits for the ledger.
+    Admission,
+    /// Waits for the backend's connection.
+    Dialing,
+    /// Relays, and watches the backend for ReadyForQuery.
+    Login,
+    /// Relays.
+    Relay,
+    /// A CancelRequest: waits for the backend's connection.
+    CancelDialing,
+    /// A CancelRequest: waits for the backend to close.
+    Cancelling,
+    /// The client is gone, the backend is not.
+    Abandoned,
+    /// The client has been sent FIN; waits for its own.
+    Lingering,
+    /// [`Action::Close`] was given.
+    Closed,
+}
+
+impl Session {
+    /// A session of a client that has just been accepted. With `doomed` it is
+    /// refused for that reason once it has said who it is.
+    #[must_use]
+    pub fn new(deadlines: Deadlines, doomed: Option<Reason>) -> Self {
+        Self {
+            phase: Phase::Startup,
+            deadlines,
+            doomed,
+            first: Vec::new(),
+            negotiated: Negotiated::default(),
+            identity: None,
+            login: LoginScanner::default(),
+            client_ended: false,
+        }
+    }
+
+    /// A session without a client that hands a CancelRequest to the backend.
+    #[must_use]
+    pub fn cancel(deadlines: Deadlines, packet: Vec<u8>) -> Self {
+        Self {
+            phase: Phase::CancelDialing,
+            first: packet,
+            client_ended: true,
+            ..Self::new(deadlines, None)
+        }
+    }
+
+    /// The first actions of a new session.
+    pub fn start(&mut self, out: &mut Vec<Action>) {
+        let deadline = match self.phase {
+            Phase::CancelDialing => {
+                out.push(Action::Dial);
+                self.deadlines.cancel
+            }
+            _ if self.doomed.is_some() => OVER_STARTUP.min(self.deadlines.startup),
+            _ => self.deadlines.startup,
+        };
+        out.push(Action::Deadline(Some(deadline)));
+    }
+
+    /// Refuses this session, once it has said who it is, for a reason that
+    /// came up after it was accepted.
+    pub fn doom(&mut self, reason: Reason) {
+        self.doomed.get_or_insert(reason);
+    }
+
+    /// Whether a valid first packet is still missing.
+    #[must_use]
+    pub fn is_pending(&self) -> bool {
+        self.phase == Phase::Startup
+    }
+
+    /// Whether bytes from the client are for the session, not for the relay.
+    #[must_use]
+    pub fn reads_client(&self) -> bool {
+        self.phase == Phase::Startup
+    }
+
+    /// Whether the backend's bytes are to be shown before they are passed on.
+    #[must_use]
+    pub fn watches_backend(&self) -> bool {
+        self.phase == Phase::Login
+    }
+
+    /// Whether the deadline in force is the idle one.
+    #[must_use]
+    pub fn is_idle_timed(&self) -> bool {
+        self.phase == Phase::Relay && !self.client_ended
+    }
+
+    /// Whom the startup packet named.
+    #[must_use]
+    pub fn identity(&self) -> Option<&Identity> {
+        self.identity.as_ref()
+    }
+
+    /// One step. `out` receives what is to be done, in order.
+    pub fn handle(&mut self, input: Input<'_>, out: &mut Vec<Action>) {
+        match self.phase {
+            Phase::Startup => self.in_startup(input, out),
+            Phase::Admission => self.in_admission(input, out),
+            Phase::Dialing => self.in_dialing(input, out),
+            Phase::Login | Phase::Relay => self.in_relay(input, out),
+            Phase::CancelDialing | Phase::Cancelling => self.in_cancel(input, out),
+            Phase::Abandoned => self.in_abandoned(input, out),
+            Phase::Lingering => self.in_lingering(input, out),
+            Phase::Closed => {}
+        }
+    }
+
+    fn in_startup(&mut self, input: Input<'_>, out: &mut Vec<Action>) {
+        let count = match input {
+            Input::ClientData(bytes) => {
+                self.first.extend_from_slice(bytes);
+                return self.read_first(out);
+            }
+            Input::ClientEnded | Input::ClientLost => {
+                Count::StartupFailed(StartupFailure::AbandonedStartup)
+            }
+            Input::DeadlinePassed => Count::StartupFailed(StartupFailure::StartupTimeout),
+            Input::Evict => Count::Rejected(Reason::MaxPending),
+            Input::Stop => Count::Rejected(Reason::Draining),
+            _ => return,
+        };
+        self.close_counted(count, out);
+    }
+
+    /// Reads as many first packets as have come.
+    fn read_first(&mut self, out: &mut Vec<Action>) {
+        loop {
+            match first_packet::parse(&self.first, self.negotiated) {
+                FirstPacket::Incomplete => return,
+                FirstPacket::SslRequest { length } => {
+                    self.negotiated.ssl = true;
+                    if !self.decline(length, Refusal::UnencryptedAfterSsl, out) {
+                        return;
+                    }
+                }
+                FirstPacket::GssencRequest { length } => {
+                    self.negotiated.gssenc = true;
+                    if !self.decline(length, Refusal::UnencryptedAfterGssenc, out) {
+                        return;
+                    }
+                }
+                FirstPacket::Cancel { length } => {
+                    self.first.truncate(length);
+                    self.phase = Phase::CancelDialing;
+                    out.push(Action::Deadline(Some(self.deadlines.cancel)));
+                    return out.push(Action::Dial);
+                }
+                FirstPacket::Startup { who, .. } => return self.ask(who, out),
+                FirstPacket::Invalid(Invalid::Silent(_)) => {
+                    let count = Count::StartupFailed(StartupFailure::BadStartup);
+                    return self.close_counted(count, out);
+                }
+                FirstPacket::Invalid(Invalid::Refused(refusal)) => {
+                    out.push(Action::Count(Count::StartupFailed(
+                        StartupFailure::BadStartup,
+                    )));
+                    return self.refuse(refusal, out);
+                }
+            }
+        }
+    }
+
+    /// Answers an encryption request with no. Bytes that came behind it were
+    /// never encrypted and may be an attacker's: they are not read as a startup
+    /// packet. Returns whether the session goes on.
+    fn decline(&mut self, length: usize, injected: Refusal, out: &mut Vec<Action>) -> bool {
+        out.push(Action::Reply(NOT_SUPPORTED));
+        if self.first.len() > length {
+            out.push(Action::Count(Count::StartupFailed(
+                StartupFailure::BadStartup,
+            )));
+            self.refuse(injected, out);
+            return false;
+        }
+        self.first.clear();
+        true
+    }
+
+    fn ask(&mut self, who: Identity, out: &mut Vec<Action>) {
+        self.identity = Some(who.clone());
+        if let Some(reason) = self.doomed {
+            return self.reject(reason, out);
+        }
+        self.phase = Phase::Admission;
+        out.push(Action::Admit(who));
+    }
+
+    fn in_admission(&mut self, input: Input<'_>, out: &mut Vec<Action>) {
+        match input {
+            Input::Admission(Ok(())) => {
+                self.phase = Phase::Dialing;
+                out.push(Action::Deadline(Some(self.deadlines.connect)));
+                out.push(Action::Dial);
+            }
+            Input::Admission(Err(reason)) => self.reject(reason, out),
+            _ => {}
+        }
+    }
+
+    fn in_dialing(&mut self, input: Input<'_>, out: &mut Vec<Action>) {
+        let failure = match input {
+            Input::Connected => {
+                self.phase = Phase::Login;
+                out.push(Action::Deadline(Some(self.deadlines.auth)));
+                return out.push(Action::Relay(std::mem::take(&mut self.first)));
+            }
+            Input::ConnectFailed(failure) => failure,
+            Input::DeadlinePassed => ConnectFailure::Timeout,
+            Input::ClientEnded | Input::ClientLost => {
+                return self.close_counted(Count::Closed(CloseReason::ClientLeftDial), out);
+            }
+            Input::Stop => return self.close_counted(Count::Closed(CloseReason::Drained), out),
+            _ => return,
+        };
+        out.push(Action::Count(Count::ConnectFailed(failure)));
+        out.push(Action::Count(Count::Closed(CloseReason::ConnectFailed)));
+        out.push(Action::CloseBackend);
+        self.refuse(Refusal::NotAccepting, out);
+    }
+
+    fn in_relay(&mut self, input: Input<'_>, out: &mut Vec<Action>) {
+        let logging_in = self.phase == Phase::Login;
+        match input {
+            Input::BackendData(bytes) => {
+                if logging_in && self.login.scan(bytes).ready {
+                    self.phase = Phase::Relay;
+                    let idle = self.deadlines.idle;
+                    let idle = (!idle.is_zero() && !self.client_ended).then_some(idle);
+                    out.push(Action::Deadline(idle));
+                }
+            }
+            Input::ClientEnded if !self.client_ended => {
+                // A half-close: the backend may still have much to say, and
+                // the slot is held until it has.
+                self.client_ended = true;
+                out.push(Action::EndBackend);
+                if !logging_in {
+                    out.push(Action::Deadline(None));
+                }
+            }
+            Input::ClientLost => self.abandon(out),
+            Input::BackendEnded => {
+                let reason = match (logging_in, self.client_ended) {
+                    (_, true) => CloseReason::ClientClosed,
+                    (true, false) => CloseReason::LoginFailed,
+                    (false, false) => CloseReason::BackendClosed,
+                };
+                out.push(Action::Count(Count::Closed(reason)));
+                if self.client_ended {
+                    return self.close(false, out);
+                }
+                out.push(Action::CloseBackend);
+                out.push(Action::EndClient);
+                self.linger(out);
+            }
+            Input::BackendLost => {
+                let reason = if logging_in {
+                    CloseReason::LoginFailed
+                } else {
+                    CloseReason::BackendReset
+                };
+                out.push(Action::Count(Count::Closed(reason)));
+                self.close(true, out);
+            }
+            Input::DeadlinePassed => {
+                let reason = if logging_in {
+                    CloseReason::AuthTimeout
+                } else {
+                    CloseReason::IdleTimeout
+                };
+                self.close_counted(Count::Closed(reason), out);
+            }
+            Input::Stop => self.close_counted(Count::Closed(CloseReason::Drained), out),
+            _ => {}
+        }
+    }
+
+    /// The client is gone but its backend may be at work: the slot stays taken
+    /// until the backend has ended, or reconnecting in a loop would outrun the
+    /// limit.
+    fn abandon(&mut self, out: &mut Vec<Action>) {
+        self.phase = Phase::Abandoned;
+        out.push(Action::DropBackendData);
+        if let Some(packet) = self.login.cancel_request() {
+            out.push(Action::CancelQuery(packet));
+        }
+        if !self.client_ended {
+            self.client_ended = true;
+            out.push(Action::EndBackend);
+        }
+        out.push(Action::Deadline(Some(self.deadlines.abandoned)));
+    }
+
+    fn in_abandoned(&mut self, input: Input<'_>, out: &mut Vec<Action>) {
+        let reason = match input {
+            Input::BackendEnded | Input::BackendLost => CloseReason::ClientReset,
+            Input::DeadlinePassed => CloseReason::AbandonedTimeout,
+            Input::Stop => CloseReason::Drained,
+            _ => return,
+        };
+        self.close_counted(Count::Closed(reason), out);
+    }
+
+    fn in_cancel(&mut self, input: Input<'_>, out: &mut Vec<Action>) {
+        let outcome = match input {
+            Input::Connected if self.phase == Phase::CancelDialing => {
+                self.phase = Phase::Cancelling;
+                return out.push(Action::Relay(std::mem::take(&mut self.first)));
+            }
+            // The backend's connection survives its client here: the request
+            // is on its way, and the client may rightly not wait for the end.
+            Input::ClientEnded | Input::ClientLost => {
+                self.client_ended = true;
+                return;
+            }
+            Input::BackendEnded | Input::BackendLost => CancelOutcome::Forwarded,
+            Input::ConnectFailed(failure) => {
+                out.push(Action::Count(Count::ConnectFailed(failure)));
+                CancelOutcome::Failed
+            }
+            Input::DeadlinePassed => CancelOutcome::TimedOut,
+            Input::Stop => CancelOutcome::Abandoned,
+            _ => return,
+        };
+        self.close_counted(Count::Cancel(outcome), out);
+    }
+
+    fn in_lingering(&mut self, input: Input<'_>, out: &mut Vec<Action>) {
+        if let Input::ClientEnded | Input::ClientLost | Input::DeadlinePassed | Input::Stop = input {
+            self.close(false, out);
+        }
+    }
+
+    /// Refuses for a limit or for the drain.
+    fn reject(&mut self, reason: Reason, out: &mut Vec<Action>) {
+        out.push(Action::Count(Count::Rejected(reason)));
+        let refusal = match (reason, &self.identity) {
+            (Reason::User, Some(who)) => Refusal::TooManyForRole(who.user.clone()),
+            (
+                Reason::Database,
+                Some(Identity {
+                    database: Some(database),
+                    ..
+                }),
+            ) => Refusal::TooManyForDatabase(database.clone()),
+            (Reason::Draining, _) => Refusal::ShuttingDown,
+            _ => Refusal::TooManyClients,
+        };
+        self.refuse(refusal, out);
+    }
+
+    fn refuse(&mut self, refusal: Refusal, out: &mut Vec<Action>) {
+        self.first = Vec::new();
+        out.push(Action::Refuse(refusal));
+        self.linger(out);
+    }
+
+    fn linger(&mut self, out: &mut Vec<Action>) {
+        self.phase = Phase::Lingering;
+        out.push(Action::Deadline(Some(LINGER)));
+    }
+
+    fn close_counted(&mut self, count: Count, out: &mut Vec<Action>) {
+        out.push(Action::Count(count));
+        self.close(false, out);
+    }
+
+    fn close(&mut self, reset_client: bool, out: &mut Vec<Action>) {
+        self.phase = Phase::Closed;
+        out.push(Action::Deadline(None));
+        out.push(Action::Close { reset_client });
+    }
+}
+
+#[cfg(test)]
+#[path = "machine_tests.rs"]
+mod tests;

@@ -1,0 +1,434 @@
+//! The session machine against random schedules, with an invariant check
+//! after each step, and the schedules that matter by name.
+
+use std::time::Duration;
+
+use super::super::event::{Action, Count, Deadlines, Input};
+use super::*;
+
+const DEADLINES: Deadlines = Deadlines {
+    startup: Duration::from_secs(15),
+    connect: Duration::from_secs(5),
+    auth: Duration::from_secs(60),
+    cancel: Duration::from_secs(10),
+    idle: Duration::ZERO,
+    abandoned: Duration::from_secs(60),
+};
+
+const SSL_REQUEST: &[u8] = &[0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x2f];
+
+fn startup_packet() -> Vec<u8> {
+    let body = b"user\0app\0database\0prod\0\0";
+    let mut packet = (body.len() as u32 + 8).to_be_bytes().to_vec();
+    packet.extend_from_slice(&0x0003_0000_u32.to_be_bytes());
+    packet.extend_from_slice(body);
+    packet
+}
+
+fn cancel_packet() -> Vec<u8> {
+    [16_u32, 80_877_102, 4711, 42]
+        .into_iter()
+        .flat_map(u32::to_be_bytes)
+        .collect()
+}
+
+/// AuthenticationOk, BackendKeyData, ReadyForQuery.
+fn login_bytes() -> Vec<u8> {
+    let mut bytes = b"R\0\0\0\x08\0\0\0\0K\0\0\0\x0c".to_vec();
+    bytes.extend_from_slice(&cancel_packet()[8..]);
+    bytes.extend_from_slice(b"Z\0\0\0\x05I");
+    bytes
+}
+
+/// What a worker would hold for the session, and what must never be.
+struct Driver {
+    session: Session,
+    armed: bool,
+    dialled: bool,
+    connected: bool,
+    relaying: bool,
+    backend_closed: bool,
+    client_told: bool,
+    admitted: bool,
+    closed: bool,
+    ends: usize,
+    backend_ended: usize,
+    actions: Vec<Action>,
+    refusal: Option<Refusal>,
+}
+
+impl Driver {
+    fn new(doomed: Option<Reason>) -> Self {
+        let mut driver = Self {
+            session: Session::new(DEADLINES, doomed),
+            armed: false,
+            dialled: false,
+            connected: false,
+            relaying: false,
+            backend_closed: false,
+            client_told: false,
+            admitted: false,
+            closed: false,
+            ends: 0,
+            backend_ended: 0,
+            actions: Vec::new(),
+            refusal: None,
+        };
+        let mut out = Vec::new();
+        driver.session.start(&mut out);
+        driver.apply(out, Ok(()));
+        driver
+    }
+
+    fn feed(&mut self, input: Input<'_>, ledger: Result<(), Reason>) {
+        if matches!(input, Input::Connected) {
+            self.connected = true;
+        }
+        let mut out = Vec::new();
+        self.session.handle(input, &mut out);
+        self.apply(out, ledger);
+        self.check();
+    }
+
+    fn apply(&mut self, out: Vec<Action>, ledger: Result<(), Reason>) {
+        for action in out {
+            assert!(!self.closed, "{action:?} after Close");
+            self.actions.push(action.clone());
+            match action {
+                Action::Admit(_) => {
+                    assert!(!self.admitted && !self.dialled);
+                    self.admitted = ledger.is_ok();
+                    self.feed(Input::Admission(ledger), ledger);
+                }
+                Action::Dial => {
+                    assert!(!self.dialled, "a second dial");
+                    self.dialled = true;
+                }
+                Action::Relay(first) => {
+                    assert!(self.connected && !self.relaying && !first.is_empty());
+                    self.relaying = true;
+                }
+                Action::Refuse(refusal) => {
+                    assert!(!self.client_told && !self.relaying);
+                    self.client_told = true;
+                    self.refusal = Some(refusal);
+                }
+                Action::EndClient => {
+                    assert!(!self.client_told && self.relaying);
+                    self.client_told = true;
+                }
+                Action::EndBackend => {
+                    assert!(self.relaying && !self.backend_closed);
+                    self.backend_ended += 1;
+                    assert_eq!(self.backend_ended, 1);
+                }
+                Action::CloseBackend => {
+                    assert!(self.dialled && !self.backend_closed);
+                    self.backend_closed = true;
+                }
+                Action::Deadline(deadline) => self.armed = deadline.is_some(),
+                Action::Count(count) => self.count(count),
+                Action::Close { .. } => self.closed = true,
+                Action::Reply(_) | Action::DropBackendData | Action::CancelQuery(_) => {}
+            }
+        }
+    }
+
+    fn count(&mut self, count: Count) {
+        match count {
+            Count::ConnectFailed(_) => assert!(self.dialled),
+            Count::Closed(_) => {
+                assert!(self.admitted, "a session that never was is not closed");
+                self.ends += 1;
+            }
+            Count::Rejected(_) => {
+                assert!(!self.admitted, "an admitted session is not rejected");
+                self.ends += 1;
+            }
+            Count::StartupFailed(_) | Count::Cancel(_) => self.ends += 1,
+        }
+    }
+
+    fn check(&self) {
+        assert!(self.ends <= 1, "two outcomes: {:?}", self.actions);
+        if self.closed {
+            assert_eq!(self.ends, 1, "closed without an outcome: {:?}", self.actions);
+            assert!(!self.armed, "a deadline outlives its session");
+            return;
+        }
+        // Whoever waits for a client or for a backend that may never answer
+        // has a deadline; only an established relay may wait for good.
+        let established = self.relaying && !self.client_told;
+        assert!(self.armed || established, "{:?}", self.actions);
+    }
+
+    fn counts(&self) -> Vec<Count> {
+        let counts = self.actions.iter().filter_map(|action| match action {
+            Action::Count(count) => Some(*count),
+            _ => None,
+        });
+        counts.collect()
+    }
+
+    fn has(&self, wanted: &Action) -> bool {
+        self.actions.contains(wanted)
+    }
+}
+
+fn established() -> Driver {
+    let mut driver = Driver::new(None);
+    driver.feed(Input::ClientData(&startup_packet()), Ok(()));
+    driver.feed(Input::Connected, Ok(()));
+    driver.feed(Input::BackendData(&login_bytes()), Ok(()));
+    driver
+}
+
+#[test]
+fn one_connection_from_startup_to_its_end() {
+    let mut driver = Driver::new(None);
+    for byte in [SSL_REQUEST, &startup_packet()].concat() {
+        driver.feed(Input::ClientData(&[byte]), Ok(()));
+    }
+    assert!(driver.has(&Action::Reply(b'N')) && driver.has(&Action::Dial));
+    driver.feed(Input::Connected, Ok(()));
+    assert!(driver.has(&Action::Relay(startup_packet())));
+    driver.feed(Input::BackendData(&login_bytes()), Ok(()));
+    driver.feed(Input::ClientEnded, Ok(()));
+    assert!(driver.has(&Action::EndBackend) && !driver.closed);
+    driver.feed(Input::BackendEnded, Ok(()));
+    assert!(driver.closed);
+    assert_eq!(driver.counts(), [Count::Closed(CloseReason::ClientClosed)]);
+}
+
+#[test]
+fn d3_bytes_behind_an_ssl_request_are_never_a_startup_packet() {
+    let mut driver = Driver::new(None);
+    let injected = [SSL_REQUEST, &startup_packet()].concat();
+    driver.feed(Input::ClientData(&injected), Ok(()));
+    assert_eq!(driver.refusal, Some(Refusal::UnencryptedAfterSsl));
+    assert!(!driver.dialled && !driver.admitted);
+}
+
+#[test]
+fn a_refused_client_learns_which_limit_and_lingers_until_it_closes() {
+    for (reason, refusal) in [
+        (Reason::MaxConnections, Refusal::TooManyClients),
+        (Reason::User, Refusal::TooManyForRole(b"app".to_vec())),
+        (Reason::Database, Refusal::TooManyForDatabase(b"prod".to_vec())),
+        (Reason::Backend, Refusal::TooManyClients),
+        (Reason::NamesFull, Refusal::TooManyClients),
+    ] {
+        let mut driver = Driver::new(None);
+        driver.feed(Input::ClientData(&startup_packet()), Err(reason));
+        assert_eq!(driver.refusal, Some(refusal));
+        assert!(!driver.closed && !driver.dialled);
+        driver.feed(Input::ClientEnded, Ok(()));
+        assert!(driver.closed);
+        assert_eq!(driver.counts(), [Count::Rejected(reason)]);
+    }
+}
+
+#[test]
+fn an_over_or_draining_client_is_refused_without_asking_the_ledger() {
+    for (doom, refusal) in [
+        (Reason::OverCeiling, Refusal::TooManyClients),
+        (Reason::Draining, Refusal::ShuttingDown),
+    ] {
+        let mut driver = Driver::new(Some(doom));
+        driver.feed(Input::ClientData(SSL_REQUEST), Ok(()));
+        driver.feed(Input::ClientData(&startup_packet()), Ok(()));
+        assert_eq!(driver.refusal, Some(refusal));
+        assert!(!driver.admitted && !driver.dialled);
+    }
+}
+
+#[test]
+fn c1_a_cancel_request_needs_no_slot_even_over_the_ceiling() {
+    let mut driver = Driver::new(Some(Reason::OverCeiling));
+    driver.feed(Input::ClientData(&cancel_packet()), Err(Reason::MaxConnections));
+    driver.feed(Input::Connected, Ok(()));
+    assert!(driver.has(&Action::Relay(cancel_packet())) && !driver.admitted);
+    driver.feed(Input::ClientEnded, Ok(()));
+    assert!(!driver.closed, "the request is on its way");
+    driver.feed(Input::BackendEnded, Ok(()));
+    assert!(driver.closed);
+    assert_eq!(driver.counts(), [Count::Cancel(CancelOutcome::Forwarded)]);
+}
+
+#[test]
+fn a_client_that_resets_in_mid_query_holds_its_slot_until_the_backend_ended() {
+    let mut driver = established();
+    driver.feed(Input::ClientLost, Ok(()));
+    assert!(!driver.closed);
+    assert!(driver.has(&Action::CancelQuery(cancel_packet())));
+    assert!(driver.has(&Action::EndBackend));
+    driver.feed(Input::BackendEnded, Ok(()));
+    assert!(driver.closed);
+    assert_eq!(driver.counts(), [Count::Closed(CloseReason::ClientReset)]);
+}
+
+#[test]
+fn g1_a_half_close_holds_the_slot_and_sends_fin_once() {
+    let mut driver = established();
+    driver.feed(Input::ClientEnded, Ok(()));
+    driver.feed(Input::ClientEnded, Ok(()));
+    driver.feed(Input::ClientLost, Ok(()));
+    assert!(!driver.closed);
+    assert_eq!(driver.backend_ended, 1);
+}
+
+#[test]
+fn a1_every_way_a_login_can_fail_closes_once() {
+    let failures: [(&[Input<'_>], CloseReason); 5] = [
+        (
+            &[Input::ConnectFailed(ConnectFailure::Refused)],
+            CloseReason::ConnectFailed,
+        ),
+        (&[Input::DeadlinePassed], CloseReason::ConnectFailed),
+        (
+            &[Input::Connected, Input::BackendLost],
+            CloseReason::LoginFailed,
+        ),
+        (
+            &[Input::Connected, Input::BackendEnded],
+            CloseReason::LoginFailed,
+        ),
+        (
+            &[Input::Connected, Input::DeadlinePassed],
+            CloseReason::AuthTimeout,
+        ),
+    ];
+    for (inputs, reason) in failures {
+        let mut driver = Driver::new(None);
+        driver.feed(Input::ClientData(&startup_packet()), Ok(()));
+        for input in inputs {
+            driver.feed(*input, Ok(()));
+        }
+        driver.feed(Input::ClientEnded, Ok(()));
+        assert!(driver.closed, "{reason:?}");
+        assert_eq!(driver.counts().last(), Some(&Count::Closed(reason)));
+    }
+}
+
+#[test]
+fn e1_one_deadline_covers_the_whole_startup_phase() {
+    let mut driver = Driver::new(None);
+    for byte in startup_packet().iter().take(20) {
+        driver.feed(Input::ClientData(&[*byte]), Ok(()));
+    }
+    let deadlines = driver.actions.iter();
+    let deadlines = deadlines.filter(|action| matches!(action, Action::Deadline(_)));
+    assert_eq!(deadlines.count(), 1, "bytes do not extend it");
+    driver.feed(Input::DeadlinePassed, Ok(()));
+    assert!(driver.closed && driver.refusal.is_none());
+}
+
+/// xorshift64: a schedule is its seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
+/// A client's script: what it will send, in pieces.
+fn script(random: &mut Random) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for _ in 0..random.below(3) {
+        bytes.extend_from_slice(SSL_REQUEST);
+    }
+    match random.below(8) {
+        0 => bytes.extend_from_slice(&cancel_packet()),
+        1 => bytes.extend_from_slice(b"GET / HTTP/1.1\r\n"),
+        2 => bytes.extend_from_slice(&startup_packet()[..20]),
+        _ => bytes.extend_from_slice(&startup_packet()),
+    }
+    bytes
+}
+
+fn random_step(driver: &mut Driver, random: &mut Random, rest: &mut Vec<u8>) {
+    let ledger = match random.below(4) {
+        0 => Err(Reason::User),
+        _ => Ok(()),
+    };
+    let login = login_bytes();
+    let reads_client = driver.session.reads_client();
+    let dialling = driver.dialled && !driver.connected && !driver.client_told;
+    let backend_alive = driver.relaying && !driver.backend_closed;
+    match random.below(12) {
+        0..=4 if reads_client && !rest.is_empty() => {
+            let count = 1 + random.below(rest.len() as u64) as usize;
+            let piece: Vec<u8> = rest.drain(..count).collect();
+            driver.feed(Input::ClientData(&piece), ledger);
+        }
+        5 => driver.feed(Input::ClientEnded, ledger),
+        6 => driver.feed(Input::ClientLost, ledger),
+        7 if driver.armed => driver.feed(Input::DeadlinePassed, ledger),
+        8 if dialling => driver.feed(Input::ConnectFailed(ConnectFailure::Refused), ledger),
+        9 if backend_alive => driver.feed(Input::BackendLost, ledger),
+        10 if backend_alive => driver.feed(Input::BackendEnded, ledger),
+        11 if driver.session.is_pending() => driver.feed(Input::Evict, ledger),
+        _ if dialling => driver.feed(Input::Connected, ledger),
+        _ if backend_alive && driver.session.watches_backend() => {
+            let count = 1 + random.below(login.len() as u64) as usize;
+            driver.feed(Input::BackendData(&login[..count]), ledger);
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn random_schedules_hold_every_invariant_and_come_to_an_end() {
+    for seed in 1..=50_000 {
+        let mut random = Random(seed * 0x9e37_79b9_7f4a_7c15 | 1);
+        let doomed = (random.below(6) == 0).then_some(Reason::OverCeiling);
+        let mut driver = Driver::new(doomed);
+        let mut rest = script(&mut random);
+        for _ in 0..random.below(40) {
+            random_step(&mut driver, &mut random, &mut rest);
+        }
+        // Whatever came before, deadlines and the backend's end finish it.
+        for _ in 0..4 {
+            if driver.armed {
+                driver.feed(Input::DeadlinePassed, Ok(()));
+            } else if !driver.closed {
+                driver.feed(Input::BackendEnded, Ok(()));
+            }
+        }
+        assert!(driver.closed, "seed {seed} never ends: {:?}", driver.actions);
+    }
+}
+
+#[test]
+fn a7_all_ends_at_once_close_exactly_once() {
+    let ends = [
+        Input::ClientEnded,
+        Input::ClientLost,
+        Input::BackendEnded,
+        Input::BackendLost,
+        Input::DeadlinePassed,
+        Input::Stop,
+    ];
+    for seed in 1..=10_000_u64 {
+        let mut random = Random(seed * 0x9e37_79b9_7f4a_7c15 | 1);
+        let mut driver = established();
+        let mut order: Vec<_> = ends.to_vec();
+        for index in (1..order.len()).rev() {
+            order.swap(index, random.below(index as u64 + 1) as usize);
+        }
+        for input in order {
+            // The worker does not report what it was told to close.
+            let backend = matches!(input, Input::BackendEnded | Input::BackendLost);
+            if !(backend && driver.backend_closed) {
+                driver.feed(input, Ok(()));
+            }
+        }
+        let closes = driver.actions.iter();
+        let closes = closes.filter(|action| matches!(action, Action::Close { .. }));
+        assert_eq!(closes.count(), 1, "seed {seed}");
+    }
+}
