@@ -300,7 +300,7 @@ const _: () = {
 mod pod {
     //! SAFETY (all): `repr(C)` with explicit padding, no references, and every
     //! bit pattern is a value; the asserts above hold the sizes.
-    use super::{ListenerTag, Meta, NameKey, SlotRef};
+    use super::{ListenerTag, Meta, NameKey, SlotRef, SocketRecord};
 
     // SAFETY: see the module.
     unsafe impl aya::Pod for NameKey {}
@@ -310,6 +310,8 @@ mod pod {
     unsafe impl aya::Pod for ListenerTag {}
     // SAFETY: see the module.
     unsafe impl aya::Pod for Meta {}
+    // SAFETY: see the module.
+    unsafe impl aya::Pod for SocketRecord<u64> {}
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 //! | [`limit`] | how a limit is encoded, overridden, inherited |
 //! | [`cells`] | the listener's ceiling: tokens in a pool and in one cell per CPU |
 //! | [`slots`] | admission: total, user, database and backend slots, all or none |
+//! | [`errno`] | how an admission's answer crosses from the kernel |
 //! | [`record`] | one socket's record: what it holds and how each event gives it back |
 //!
 //! Nothing here does I/O, reads a clock or allocates. The rules are generic
@@ -21,6 +22,7 @@ extern crate std;
 
 pub mod abi;
 pub mod cells;
+pub mod errno;
 pub mod limit;
 pub mod record;
 pub mod slots;

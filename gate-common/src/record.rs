@@ -24,7 +24,7 @@ pub const PENDING: u64 = 1 << 2;
 pub const ADMITTED: u64 = 1 << 3;
 
 /// The record of one accepted socket.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct SocketRecord<W> {
     /// [`COUNTED`], [`OVER`], [`PENDING`], [`ADMITTED`].

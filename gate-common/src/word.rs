@@ -33,6 +33,7 @@ pub trait Word {
     }
 }
 
+#[cfg(any(not(target_arch = "bpf"), all(loom, test)))]
 macro_rules! impl_word {
     ($atomic:ty, $ordering:path) => {
         impl Word for $atomic {
