@@ -2,10 +2,14 @@
 //!
 //! See LIFECYCLE.md for one connection's life by symbol name.
 
+pub mod admission;
 pub mod config;
 pub mod host;
 pub mod kernel;
 pub mod ledger;
+pub mod proto;
+pub mod ring;
 pub mod session;
 pub mod state;
 pub mod stats;
+pub mod worker;

@@ -31,6 +31,12 @@ impl PendingSet {
         self.entries.is_empty()
     }
 
+    /// Whether a connection is pending here.
+    #[must_use]
+    pub fn contains(&self, id: u32) -> bool {
+        self.entries.contains_key(&id)
+    }
+
     /// Adds a connection that was heard of `now`, or moves it there.
     pub fn heard(&mut self, id: u32, source: IpAddr, now: Instant) {
         self.remove(id);

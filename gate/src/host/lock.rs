@@ -28,7 +28,9 @@ pub struct InstanceLock {
 #[derive(Debug, thiserror::Error)]
 pub enum InstanceLockError {
     /// Another gate runs under it.
-    #[error("another gate (process {holder}) runs as this instance: it holds {path}; stop it, or give this one another --instance")]
+    #[error(
+        "another gate (process {holder}) runs as this instance: it holds {path}; stop it, or give this one another --instance"
+    )]
     Held {
         /// The lock file.
         path: PathBuf,
@@ -36,7 +38,9 @@ pub enum InstanceLockError {
         holder: String,
     },
     /// The lock file cannot be made.
-    #[error("{path} cannot be made: {source}; run as root, or give a --control path in a directory that this user may write")]
+    #[error(
+        "{path} cannot be made: {source}; run as root, or give a --control path in a directory that this user may write"
+    )]
     Unavailable {
         /// The lock file.
         path: PathBuf,

@@ -136,11 +136,7 @@ impl Maps {
     /// # Errors
     /// The first denial; [`AdmitErrno::NotOurs`] if no program of this
     /// instance owns the socket.
-    pub fn admit(
-        &self,
-        socket: BorrowedFd<'_>,
-        request: &AdmitRequest,
-    ) -> Result<(), AdmitErrno> {
+    pub fn admit(&self, socket: BorrowedFd<'_>, request: &AdmitRequest) -> Result<(), AdmitErrno> {
         sys::admit(socket, request)
     }
 
@@ -216,7 +212,8 @@ pub(super) fn name_instance(pins: &PinDirectory) -> Result<(), KernelError> {
     if found.magic != 0 {
         return Ok(());
     }
-    let instance = sys::random_u64().map_err(|error| KernelError::io("draw a random number", error))?;
+    let instance =
+        sys::random_u64().map_err(|error| KernelError::io("draw a random number", error))?;
     let meta = Meta {
         magic: MAGIC,
         schema: SCHEMA,
@@ -316,6 +313,8 @@ fn errno(error: &MapError) -> Option<i32> {
 }
 
 /// A panic elsewhere cannot have left a descriptor half-changed.
-fn unpoisoned<T>(lock: Result<MutexGuard<'_, T>, PoisonError<MutexGuard<'_, T>>>) -> MutexGuard<'_, T> {
+fn unpoisoned<T>(
+    lock: Result<MutexGuard<'_, T>, PoisonError<MutexGuard<'_, T>>>,
+) -> MutexGuard<'_, T> {
     lock.unwrap_or_else(PoisonError::into_inner)
 }

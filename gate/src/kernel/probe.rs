@@ -20,7 +20,10 @@ const POLL: Duration = Duration::from_millis(1);
 
 /// Connects to a listener of its own and follows the connection through the
 /// maps: counted, admitted, released. The caller holds the instance's lock.
-#[expect(clippy::disallowed_methods, reason = "a deadline at start-up, outside the pure modules")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a deadline at start-up, outside the pure modules"
+)]
 pub fn run(maps: &Maps) -> Result<(), KernelError> {
     open_limits(maps);
     let before = Counts::read(maps)?;
@@ -30,15 +33,29 @@ pub fn run(maps: &Maps) -> Result<(), KernelError> {
         .map_err(failed("read the probe's address"))?
         .as_socket()
         .ok_or_else(|| KernelError::Probe("its listener has no address".into()))?;
-    let client = TcpStream::connect_timeout(&address, TIMEOUT)
-        .map_err(failed("connect over loopback; is `lo` up and not filtered?"))?;
+    let client = TcpStream::connect_timeout(&address, TIMEOUT).map_err(failed(
+        "connect over loopback; is `lo` up and not filtered?",
+    ))?;
     let (accepted, _) = listener.accept().map_err(failed("accept over loopback"))?;
-    before.expect(maps, &Counts { sockets: 1, pending: 1, ..Counts::NONE }, "after accept")?;
+    before.expect(
+        maps,
+        &Counts {
+            sockets: 1,
+            pending: 1,
+            ..Counts::NONE
+        },
+        "after accept",
+    )?;
     if maps.record(accepted.as_fd()).is_none() {
         return Err(KernelError::Probe("its socket has no record".into()));
     }
     admit(maps, &accepted)?;
-    let admitted = Counts { sockets: 1, admitted: 1, used: 1, ..Counts::NONE };
+    let admitted = Counts {
+        sockets: 1,
+        admitted: 1,
+        used: 1,
+        ..Counts::NONE
+    };
     before.expect(maps, &admitted, "after admission")?;
     // A reset: nothing stays behind in TIME_WAIT.
     accepted
@@ -58,7 +75,9 @@ pub fn run(maps: &Maps) -> Result<(), KernelError> {
 /// The probe must not depend on the limits that people set.
 fn open_limits(maps: &Maps) {
     let unlimited = Setting::Unlimited.encode();
-    maps.listener_limits[LISTENER_PROBE as usize].config.store(unlimited);
+    maps.listener_limits[LISTENER_PROBE as usize]
+        .config
+        .store(unlimited);
     maps.limits[slot::PROBE as usize].config.store(unlimited);
 }
 

@@ -5,13 +5,14 @@
 //! a limit is in force when its word is written.
 
 use std::io;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
 
-use gate_common::abi::{LISTENER_PROBE, NameKey, NameKind, SlotKind, slot};
+use gate_common::abi::{LISTENER_PROBE, NameKey, NameKind, SlotKind, SlotRef, slot};
 use gate_common::limit::{
     Limit, LimitWords, Setting, resolve, resolve_ceiling, resolve_over_headroom,
 };
 use gate_common::slots::{self, Book};
-use gate_common::word::Word;
 
 use super::{Ledger, NamesError};
 use crate::config::Config;
@@ -91,20 +92,25 @@ impl Ledger {
     ///
     /// # Errors
     /// A name that has no slot and can get none.
-    pub fn set_limit(&self, key: &LimitKey, layer: Layer, setting: Setting) -> Result<(), NamesError> {
+    pub fn set_limit(
+        &self,
+        key: &LimitKey,
+        layer: Layer,
+        setting: Setting,
+    ) -> Result<(), NamesError> {
         // A name must not be recycled between its lookup and the write.
         for _ in 0..8 {
             let (words, found) = self.find_words(key)?;
             match layer {
-                Layer::Runtime => words.runtime.store(setting.encode()),
-                Layer::Config => words.config.store(setting.encode()),
+                Layer::Runtime => words.runtime.store(setting.encode(), SeqCst),
+                Layer::Config => words.config.store(setting.encode(), SeqCst),
             }
             // With the limit written the slot is safe from recycling. If it
             // was recycled just before, the limit went to nobody: take it back.
             match found {
                 Some(found) if !self.is_current(found) => match layer {
-                    Layer::Runtime => words.runtime.store(Setting::Inherit.encode()),
-                    Layer::Config => words.config.store(Setting::Inherit.encode()),
+                    Layer::Runtime => words.runtime.store(Setting::Inherit.encode(), SeqCst),
+                    Layer::Config => words.config.store(Setting::Inherit.encode(), SeqCst),
                 },
                 _ => return Ok(()),
             }
@@ -130,7 +136,8 @@ impl Ledger {
         let users = limits.user.iter();
         wanted.extend(users.map(|(name, setting)| (LimitKey::User(name.clone()), *setting)));
         let databases = limits.database.iter();
-        wanted.extend(databases.map(|(name, setting)| (LimitKey::Database(name.clone()), *setting)));
+        wanted
+            .extend(databases.map(|(name, setting)| (LimitKey::Database(name.clone()), *setting)));
         wanted.extend(config.backends.iter().map(|backend| {
             let name = backend.name.clone().into_bytes();
             (LimitKey::Backend(name), backend.max_connections)
@@ -155,7 +162,9 @@ impl Ledger {
     /// automatic ceiling.
     pub fn set_fd_cap(&self, sockets: u64) {
         let words = &self.limit_words()[slot::FD_CAP as usize];
-        words.config.store(Setting::AtMost(sockets.max(1)).encode());
+        words
+            .config
+            .store(Setting::AtMost(sockets.max(1)).encode(), SeqCst);
     }
 
     /// Every limit that is set or whose name is known, sorted.
@@ -203,7 +212,7 @@ impl Ledger {
         resolve(setting, Setting::Unlimited)
     }
 
-    fn ceiling_of(&self, own: &LimitWords<std::sync::atomic::AtomicU64>) -> Limit {
+    fn ceiling_of(&self, own: &LimitWords<AtomicU64>) -> Limit {
         resolve_ceiling(
             own.setting(),
             self.limit_words()[slot::CEILING as usize].setting(),
@@ -216,8 +225,7 @@ impl Ledger {
     fn find_words(
         &self,
         key: &LimitKey,
-    ) -> Result<(&LimitWords<std::sync::atomic::AtomicU64>, Option<gate_common::abi::SlotRef>), NamesError>
-    {
+    ) -> Result<(&LimitWords<AtomicU64>, Option<SlotRef>), NamesError> {
         let named = |kind, name: &[u8]| {
             let found = self.find_or_make(&NameKey::new(kind, name))?;
             Ok((&self.limit_words()[found.index as usize], Some(found)))
@@ -260,7 +268,7 @@ impl Ledger {
             key,
             limit: self.resolve(kind, index).unwrap_or(Limit::None),
             source: source(&self.limit_words()[index as usize]),
-            used: u64::from(slots::used(self.words()[index as usize].load())),
+            used: u64::from(slots::used(self.words()[index as usize].load(SeqCst))),
         }
     }
 
@@ -275,10 +283,10 @@ impl Ledger {
     }
 }
 
-fn source<W: Word>(words: &LimitWords<W>) -> LimitSource {
-    if Setting::decode(words.runtime.load()) != Setting::Inherit {
+fn source(words: &LimitWords<AtomicU64>) -> LimitSource {
+    if Setting::decode(words.runtime.load(SeqCst)) != Setting::Inherit {
         LimitSource::Runtime
-    } else if Setting::decode(words.config.load()) != Setting::Inherit {
+    } else if Setting::decode(words.config.load(SeqCst)) != Setting::Inherit {
         LimitSource::Config
     } else {
         LimitSource::Default

@@ -24,7 +24,7 @@ use gate_common::abi::{LISTENERS_MAX, ListenerState, NameKey, NameKind, SlotKind
 use gate_common::limit::{Limit, LimitWords};
 use gate_common::record::{SocketRecord, Verdict};
 use gate_common::slots::{self, Book, Denial};
-use gate_common::word::Word;
+use std::sync::atomic::Ordering::SeqCst;
 
 use crate::kernel::Maps;
 use crate::session::outcome::Reason;
@@ -118,12 +118,20 @@ impl Ledger {
     pub fn accepted(&self, client: BorrowedFd<'_>, listener: u32) -> (Entry, Standing) {
         match &self.form {
             Form::Kernel(maps) => {
-                let over = self.state(listener).over.load() > 0 && pinned::is_over(maps, client);
+                let over =
+                    self.state(listener).over.load(SeqCst) > 0 && pinned::is_over(maps, client);
                 let entry = Entry {
                     listener,
                     record: None,
                 };
-                (entry, if over { Standing::Over } else { Standing::Counted })
+                (
+                    entry,
+                    if over {
+                        Standing::Over
+                    } else {
+                        Standing::Counted
+                    },
+                )
             }
             Form::Local(book) => {
                 let entry = Entry {
@@ -187,13 +195,13 @@ impl Ledger {
     #[must_use]
     pub fn pending(&self) -> u64 {
         let states = &self.listener_states()[..LISTENERS_MAX as usize];
-        states.iter().map(|state| state.pending.load()).sum()
+        states.iter().map(|state| state.pending.load(SeqCst)).sum()
     }
 
     /// Admitted sessions in all.
     #[must_use]
     pub fn admitted(&self) -> u64 {
-        u64::from(slots::used(self.words()[slot::TOTAL as usize].load()))
+        u64::from(slots::used(self.words()[slot::TOTAL as usize].load(SeqCst)))
     }
 
     /// Sockets of a listener that hold a token of its ceiling.
@@ -205,10 +213,7 @@ impl Ledger {
         };
         // Cells move while they are summed: a moment's reading may be off by
         // what moved, never below zero for a reader.
-        self.state(listener)
-            .in_use(cells)
-            .max(0)
-            .cast_unsigned()
+        self.state(listener).in_use(cells).max(0).cast_unsigned()
     }
 
     /// `max_pending` in force.
@@ -221,7 +226,7 @@ impl Ledger {
     #[must_use]
     pub fn errors(&self) -> u64 {
         let states = self.listener_states();
-        states.iter().map(|state| state.errors.load()).sum()
+        states.iter().map(|state| state.errors.load(SeqCst)).sum()
     }
 
     fn slots_of(&self, names: &mut NameCache, who: &Applicant<'_>) -> Result<[SlotRef; 4], Reason> {

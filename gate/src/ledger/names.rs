@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use gate_common::abi::{LISTENER_PROBE, NameKey, NameKind, SLOTS_MAX, SlotRef, slot};
 use gate_common::limit::Setting;
 use gate_common::slots;
-use gate_common::word::Word;
+use std::sync::atomic::Ordering::SeqCst;
 
 use super::{Applicant, Ledger};
 
@@ -28,7 +28,9 @@ const ATTEMPTS: usize = 8;
 #[derive(Debug, thiserror::Error)]
 pub enum NamesError {
     /// All slots are in use or have a limit of their own.
-    #[error("the table of names is full: every one of its {SLOTS_MAX} slots is in use or has a limit of its own; unset limits that are not needed")]
+    #[error(
+        "the table of names is full: every one of its {SLOTS_MAX} slots is in use or has a limit of its own; unset limits that are not needed"
+    )]
     Full,
     /// Another process holds the table's lock.
     #[error("the table of names is locked by another process; try again")]
@@ -147,7 +149,7 @@ impl Ledger {
 
     pub(super) fn is_current(&self, found: SlotRef) -> bool {
         let word = self.words().get(found.index as usize);
-        word.is_some_and(|word| slots::generation(word.load()) == found.generation)
+        word.is_some_and(|word| slots::generation(word.load(SeqCst)) == found.generation)
     }
 
     fn claim_free(&self) -> Option<SlotRef> {
@@ -215,7 +217,7 @@ impl Ledger {
         named
             .filter(|index| {
                 let word = &self.words()[*index];
-                let generation = slots::generation(word.load());
+                let generation = slots::generation(word.load(SeqCst));
                 !owned[*index] && !generation.is_multiple_of(2) && slots::recycle(word, generation)
             })
             .count()
@@ -231,13 +233,15 @@ impl Ledger {
     fn abandon_listener(&self, listeners: &[&(NameKey, SlotRef)]) -> Result<u32, NamesError> {
         let idle = listeners.iter().find(|(_, slot)| {
             let state = self.state(slot.index);
-            self.sockets(slot.index) == 0 && state.admitted.load() == 0 && state.over.load() == 0
+            self.sockets(slot.index) == 0
+                && state.admitted.load(SeqCst) == 0
+                && state.over.load(SeqCst) == 0
         });
         let (key, slot) = idle.ok_or(NamesError::Full)?;
         self.names().remove(key)?;
         let limits = &self.listener_limit_words()[slot.index as usize];
-        limits.runtime.store(Setting::Inherit.encode());
-        limits.config.store(Setting::Inherit.encode());
+        limits.runtime.store(Setting::Inherit.encode(), SeqCst);
+        limits.config.store(Setting::Inherit.encode(), SeqCst);
         Ok(slot.index)
     }
 }

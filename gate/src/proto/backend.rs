@@ -171,7 +171,10 @@ mod tests {
     #[test]
     fn bytes_that_are_not_postgresql_are_not_ready() {
         let mut scanner = LoginScanner::default();
-        assert_eq!(scanner.scan(b"HTTP/1.1 400 Bad Request\r\n\r\nZ"), Seen::default());
+        assert_eq!(
+            scanner.scan(b"HTTP/1.1 400 Bad Request\r\n\r\nZ"),
+            Seen::default()
+        );
         let mut scanner = LoginScanner::default();
         assert_eq!(scanner.scan(&[b'Z', 0, 0, 0, 1]), Seen::default());
     }

@@ -49,9 +49,15 @@ fn d1_ssl_and_gssenc_are_each_legal_once_in_either_order() {
         ..NONE
     };
     assert_eq!(parse(&ssl, NONE), FirstPacket::SslRequest { length: 8 });
-    assert_eq!(parse(&ssl, after_gss), FirstPacket::SslRequest { length: 8 });
+    assert_eq!(
+        parse(&ssl, after_gss),
+        FirstPacket::SslRequest { length: 8 }
+    );
     assert_eq!(parse(&gss, NONE), FirstPacket::GssencRequest { length: 8 });
-    assert_eq!(parse(&gss, after_ssl), FirstPacket::GssencRequest { length: 8 });
+    assert_eq!(
+        parse(&gss, after_ssl),
+        FirstPacket::GssencRequest { length: 8 }
+    );
     let second = |minor| refused(Refusal::UnsupportedProtocol { major: 1234, minor });
     assert_eq!(parse(&ssl, after_ssl), second(5679));
     assert_eq!(parse(&gss, after_gss), second(5680));
@@ -96,7 +102,10 @@ fn bytes_behind_the_packet_do_not_belong_to_it() {
 fn c5_cancel_requests_with_keys_of_4_to_256_bytes() {
     for key in [4, 32, 256] {
         let bytes = packet(80_877_102, &vec![9; 4 + key]);
-        assert_eq!(parse(&bytes, NONE), FirstPacket::Cancel { length: 12 + key });
+        assert_eq!(
+            parse(&bytes, NONE),
+            FirstPacket::Cancel { length: 12 + key }
+        );
     }
     for body in [0, 4, 7, 261] {
         assert!(is_silent(&parse(&packet(80_877_102, &vec![9; body]), NONE)));
@@ -113,22 +122,34 @@ fn a2_names_are_cut_as_postgresql_cuts_them() {
 #[test]
 fn e2_identities() {
     assert_eq!(who(b"user\0app\0\0"), named(b"app", b"app"));
-    assert_eq!(who(b"user\0app\0database\0prod\0\0"), named(b"app", b"prod"));
-    assert_eq!(who(b"database\0prod\0user\0app\0\0"), named(b"app", b"prod"));
+    assert_eq!(
+        who(b"user\0app\0database\0prod\0\0"),
+        named(b"app", b"prod")
+    );
+    assert_eq!(
+        who(b"database\0prod\0user\0app\0\0"),
+        named(b"app", b"prod")
+    );
     assert_eq!(who(b"user\0app\0database\0\0\0"), named(b"app", b"app"));
     assert_eq!(who(b"user\0a\0user\0b\0\0"), named(b"b", b"b"));
     assert_eq!(who(b"user\0app\0User\0other\0\0"), named(b"app", b"app"));
-    assert_eq!(who(b"user\0\xff%s\"\n\0\0"), named(b"\xff%s\"\n", b"\xff%s\"\n"));
+    assert_eq!(
+        who(b"user\0\xff%s\"\n\0\0"),
+        named(b"\xff%s\"\n", b"\xff%s\"\n")
+    );
     assert_eq!(who(b"options\0\0user\0app\0\0"), named(b"app", b"app"));
 }
 
 #[test]
 fn e2_replication() {
-    let with = |value: &[u8]| who(&[b"user\0r\0database\0d\0replication\0", value, b"\0\0"].concat()).1;
+    let with =
+        |value: &[u8]| who(&[b"user\0r\0database\0d\0replication\0", value, b"\0\0"].concat()).1;
     for physical in ["true", "TRUE", "t", "tr", "on", "ON", "yes", "y", "1"] {
         assert_eq!(with(physical.as_bytes()), None, "{physical}");
     }
-    for session in ["false", "f", "off", "of", "no", "n", "0", "database", "bogus", "o", ""] {
+    for session in [
+        "false", "f", "off", "of", "no", "n", "0", "database", "bogus", "o", "",
+    ] {
         assert_eq!(with(session.as_bytes()), Some(b"d".to_vec()), "{session}");
     }
 }

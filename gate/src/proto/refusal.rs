@@ -1,5 +1,7 @@
 //! The one table of what a client may read from gate itself.
 
+use crate::config::name::Escaped;
+
 /// An ErrorResponse that ends the connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
@@ -51,10 +53,10 @@ impl Refusal {
         match self {
             Self::TooManyClients => "sorry, too many clients already".to_owned(),
             Self::TooManyForRole(name) => {
-                format!("too many connections for role \"{}\"", shown(name))
+                format!("too many connections for role \"{}\"", Escaped(name))
             }
             Self::TooManyForDatabase(name) => {
-                format!("too many connections for database \"{}\"", shown(name))
+                format!("too many connections for database \"{}\"", Escaped(name))
             }
             Self::ShuttingDown => "the database system is shutting down".to_owned(),
             Self::NotAccepting => "the database system is not accepting connections".to_owned(),
@@ -97,19 +99,6 @@ impl Refusal {
     }
 }
 
-/// A name as text: what is not UTF-8 as `\xNN`.
-fn shown(name: &[u8]) -> String {
-    use std::fmt::Write;
-    name.utf8_chunks().fold(String::new(), |mut text, chunk| {
-        text.push_str(chunk.valid());
-        for byte in chunk.invalid() {
-            // Writing to a String cannot fail.
-            let _ = write!(text, "\\x{byte:02x}");
-        }
-        text
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,13 +106,15 @@ mod tests {
     /// Recorded from PostgreSQL 15, less the fields behind M.
     #[test]
     fn golden_bytes_of_a_full_server() {
-        let expected = b"E\x00\x00\x00\x3cSFATAL\0VFATAL\0C53300\0Msorry, too many clients already\0\0";
+        let expected =
+            b"E\x00\x00\x00\x3cSFATAL\0VFATAL\0C53300\0Msorry, too many clients already\0\0";
         assert_eq!(Refusal::TooManyClients.encode(), expected);
     }
 
     #[test]
     fn golden_bytes_of_a_full_role_and_a_full_database() {
-        let role = b"E\x00\x00\x00\x42SFATAL\0VFATAL\0C53300\0Mtoo many connections for role \"app\"\0\0";
+        let role =
+            b"E\x00\x00\x00\x42SFATAL\0VFATAL\0C53300\0Mtoo many connections for role \"app\"\0\0";
         assert_eq!(Refusal::TooManyForRole(b"app".to_vec()).encode(), role);
         let database =
             b"E\x00\x00\x00\x47SFATAL\0VFATAL\0C53300\0Mtoo many connections for database \"prod\"\0\0";
@@ -138,7 +129,7 @@ mod tests {
         let refusal = Refusal::TooManyForRole(b"a\xff%s\"\n\xc3\xa4".to_vec());
         assert_eq!(
             refusal.message(),
-            "too many connections for role \"a\\xff%s\"\n\u{e4}\""
+            "too many connections for role \"a\\xff%s\"\\x0a\u{e4}\""
         );
         assert!(std::str::from_utf8(&refusal.encode()[5..]).is_ok());
     }

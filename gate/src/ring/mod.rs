@@ -69,7 +69,9 @@ pub enum RingError {
     #[error("this kernel has no io_uring; gate needs Linux 6.1 or newer, with io_uring allowed")]
     Missing,
     /// EPERM.
-    #[error("io_uring is forbidden here (sysctl kernel.io_uring_disabled = {sysctl}); set it to 0, or allow io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp profile (Docker's default profile forbids them)")]
+    #[error(
+        "io_uring is forbidden here (sysctl kernel.io_uring_disabled = {sysctl}); set it to 0, or allow io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp profile (Docker's default profile forbids them)"
+    )]
     Forbidden {
         /// The sysctl's value, or `?`.
         sysctl: String,

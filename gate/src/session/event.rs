@@ -6,9 +6,7 @@
 
 use std::time::Duration;
 
-use super::outcome::{
-    CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure,
-};
+use super::outcome::{CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure};
 use crate::proto::first_packet::Identity;
 use crate::proto::refusal::Refusal;
 

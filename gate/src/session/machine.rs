@@ -125,6 +125,12 @@ impl Session {
         self.identity.as_ref()
     }
 
+    /// The CancelRequest that is to be dialled for.
+    #[must_use]
+    pub fn cancel_packet(&self) -> Option<Vec<u8>> {
+        (self.phase == Phase::CancelDialing).then(|| self.first.clone())
+    }
+
     /// One step. `out` receives what is to be done, in order.
     pub fn handle(&mut self, input: Input<'_>, out: &mut Vec<Action>) {
         match self.phase {
@@ -360,7 +366,8 @@ impl Session {
     }
 
     fn in_lingering(&mut self, input: Input<'_>, out: &mut Vec<Action>) {
-        if let Input::ClientEnded | Input::ClientLost | Input::DeadlinePassed | Input::Stop = input {
+        if let Input::ClientEnded | Input::ClientLost | Input::DeadlinePassed | Input::Stop = input
+        {
             self.close(false, out);
         }
     }

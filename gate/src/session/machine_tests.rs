@@ -152,7 +152,11 @@ impl Driver {
     fn check(&self) {
         assert!(self.ends <= 1, "two outcomes: {:?}", self.actions);
         if self.closed {
-            assert_eq!(self.ends, 1, "closed without an outcome: {:?}", self.actions);
+            assert_eq!(
+                self.ends, 1,
+                "closed without an outcome: {:?}",
+                self.actions
+            );
             assert!(!self.armed, "a deadline outlives its session");
             return;
         }
@@ -214,7 +218,10 @@ fn a_refused_client_learns_which_limit_and_lingers_until_it_closes() {
     for (reason, refusal) in [
         (Reason::MaxConnections, Refusal::TooManyClients),
         (Reason::User, Refusal::TooManyForRole(b"app".to_vec())),
-        (Reason::Database, Refusal::TooManyForDatabase(b"prod".to_vec())),
+        (
+            Reason::Database,
+            Refusal::TooManyForDatabase(b"prod".to_vec()),
+        ),
         (Reason::Backend, Refusal::TooManyClients),
         (Reason::NamesFull, Refusal::TooManyClients),
     ] {
@@ -245,7 +252,10 @@ fn an_over_or_draining_client_is_refused_without_asking_the_ledger() {
 #[test]
 fn c1_a_cancel_request_needs_no_slot_even_over_the_ceiling() {
     let mut driver = Driver::new(Some(Reason::OverCeiling));
-    driver.feed(Input::ClientData(&cancel_packet()), Err(Reason::MaxConnections));
+    driver.feed(
+        Input::ClientData(&cancel_packet()),
+        Err(Reason::MaxConnections),
+    );
     driver.feed(Input::Connected, Ok(()));
     assert!(driver.has(&Action::Relay(cancel_packet())) && !driver.admitted);
     driver.feed(Input::ClientEnded, Ok(()));
@@ -399,7 +409,11 @@ fn random_schedules_hold_every_invariant_and_come_to_an_end() {
                 driver.feed(Input::BackendEnded, Ok(()));
             }
         }
-        assert!(driver.closed, "seed {seed} never ends: {:?}", driver.actions);
+        assert!(
+            driver.closed,
+            "seed {seed} never ends: {:?}",
+            driver.actions
+        );
     }
 }
 

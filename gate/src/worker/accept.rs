@@ -1,0 +1,232 @@
+//! New connections.
+
+use std::fs::File;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use socket2::Socket;
+
+use super::connection::{Connection, Side};
+use super::{Worker, actions};
+use crate::host::POLITE_RESERVE;
+use crate::ledger::Standing;
+use crate::ring::{Key, Kind};
+use crate::session::Session;
+use crate::session::event::Input;
+use crate::session::outcome::Reason;
+use crate::state::Phase;
+
+/// How long accepting rests when descriptors ran out.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// What an error of accept means for the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum After {
+    /// It was about one connection: go on at once.
+    GoOn,
+    /// Something ran out: try again a little later.
+    Rest,
+    /// It will never work again.
+    Fatal,
+}
+
+impl Worker {
+    /// Arms every listener that is not.
+    pub(super) fn arm_listeners(&mut self) -> io::Result<()> {
+        self.accept_retry = None;
+        for (index, listening) in self.listeners.iter_mut().enumerate() {
+            if listening.paused {
+                let key = Key::new(Kind::Accept, index as u32, 0);
+                self.ring.accept(listening.socket.as_fd(), key)?;
+                listening.paused = false;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn on_accepted(&mut self, listener: usize, socket: OwnedFd, now: Instant) {
+        let held = self.state.session_fds.fetch_add(1, Ordering::Relaxed) + 1;
+        // A session needs a descriptor for its backend as well.
+        let short = held + 1 > self.state.session_fds_max;
+        if short && self.on_reserve >= self.reserve() {
+            self.state.session_fds.fetch_sub(1, Ordering::Relaxed);
+            self.stats.rejected(listener, Reason::Descriptors);
+            self.ran_out("the descriptors for sessions");
+            return actions::reset(&Socket::from(socket));
+        }
+        if short {
+            self.ran_out("the descriptors for sessions");
+        }
+        self.enter(listener, socket.into(), short, false, now);
+    }
+
+    /// Accepting failed, which ended it.
+    pub(super) fn on_accept_failed(
+        &mut self,
+        listener: usize,
+        error: &io::Error,
+        now: Instant,
+    ) -> io::Result<()> {
+        self.listeners[listener].paused = true;
+        let errno = error.raw_os_error().unwrap_or(0);
+        self.stats.accept_failed(errno);
+        match after(errno) {
+            After::GoOn => self.arm_listeners(),
+            After::Rest => {
+                self.ran_out(&error.to_string());
+                self.accept_retry = Some(now + RETRY);
+                self.accept_on_spare(listener, now);
+                Ok(())
+            }
+            After::Fatal => {
+                tracing::error!(%error, listener, "this listener can accept no more");
+                Err(io::Error::new(error.kind(), format!("accept: {error}")))
+            }
+        }
+    }
+
+    /// Gives up the spare descriptor for one client, so that it is told.
+    fn accept_on_spare(&mut self, listener: usize, now: Instant) {
+        if self.spare.take().is_none() {
+            return;
+        }
+        match self.listeners[listener].socket.accept() {
+            Ok((socket, _)) => {
+                self.state.session_fds.fetch_add(1, Ordering::Relaxed);
+                self.enter(listener, socket, true, true, now);
+            }
+            Err(_) => self.spare = File::open("/dev/null").ok(),
+        }
+    }
+
+    /// Makes a connection of an accepted socket. `short`: there are no
+    /// descriptors for a session of it.
+    fn enter(
+        &mut self,
+        listener: usize,
+        socket: Socket,
+        short: bool,
+        on_spare: bool,
+        now: Instant,
+    ) {
+        // accept(2), unlike the ring's, does not pass the flag on.
+        if on_spare && socket.set_nonblocking(true).is_err() {
+            self.state.session_fds.fetch_sub(1, Ordering::Relaxed);
+            self.spare = File::open("/dev/null").ok();
+            return;
+        }
+        let source = source(&socket);
+        let index = self.listeners[listener].index;
+        let (entry, standing) = self.state.ledger.accepted(socket.as_fd(), index);
+        let doomed = match standing {
+            Standing::Over => Some(Reason::OverCeiling),
+            Standing::Counted if short => Some(Reason::Descriptors),
+            Standing::Counted if self.phase >= Phase::Draining => Some(Reason::Draining),
+            Standing::Counted => None,
+        };
+        let session = Session::new(self.deadlines, doomed);
+        let mut connection = Connection::new(session, listener, source, now);
+        connection.entry = Some(entry);
+        connection.client = Some(Side::new(socket));
+        connection.on_reserve = short;
+        connection.on_spare = on_spare;
+        self.on_reserve += u64::from(short);
+        let id = self.insert(connection);
+        if standing == Standing::Counted {
+            self.pending.heard(id, source, now);
+        }
+        self.start(id, now);
+        self.evict_for(id, now);
+    }
+
+    /// Evicts one pending connection if there are too many.
+    fn evict_for(&mut self, newcomer: u32, now: Instant) {
+        let ledger = &self.state.ledger;
+        if ledger.pending() <= ledger.max_pending().tokens() {
+            return;
+        }
+        while let Some(victim) = self.pending.victim(newcomer) {
+            self.pending.remove(victim);
+            // Its packet may have come meanwhile: a complete one is served.
+            self.advance(victim, now);
+            if self.connections[victim as usize].session.is_pending() {
+                return self.feed(victim, Input::Evict, now);
+            }
+        }
+    }
+
+    /// This worker's share of the descriptors kept for polite answers.
+    fn reserve(&self) -> u64 {
+        (POLITE_RESERVE / self.state.stats.len() as u64).max(1)
+    }
+
+    /// Says once that something ran out.
+    fn ran_out(&mut self, what: &str) {
+        if !self.exhausted {
+            self.exhausted = true;
+            tracing::warn!(
+                worker = self.id,
+                "new clients are turned away: {what} ran out"
+            );
+        }
+    }
+
+    /// Says once that there is enough again.
+    pub(super) fn recovered(&mut self) {
+        let held = self.state.session_fds.load(Ordering::Relaxed);
+        if self.exhausted && held + 2 <= self.state.session_fds_max {
+            self.exhausted = false;
+            tracing::info!(worker = self.id, "new clients are served again");
+        }
+    }
+}
+
+fn source(socket: &Socket) -> IpAddr {
+    socket
+        .peer_addr()
+        .ok()
+        .and_then(|address| address.as_socket())
+        .map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |address| {
+            address.ip().to_canonical()
+        })
+}
+
+/// accept(2): which errors are the network's, which pass, which stay.
+fn after(errno: i32) -> After {
+    match errno {
+        libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM => After::Rest,
+        libc::EBADF | libc::EINVAL | libc::ENOTSOCK | libc::EOPNOTSUPP | libc::EFAULT => {
+            After::Fatal
+        }
+        _ => After::GoOn,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn k1_accept_goes_on_unless_it_can_never_work() {
+        for errno in [
+            libc::ECONNABORTED,
+            libc::EINTR,
+            libc::EAGAIN,
+            libc::EPROTO,
+            libc::EPERM,
+            libc::ECANCELED,
+            libc::ENETDOWN,
+        ] {
+            assert_eq!(after(errno), After::GoOn);
+        }
+        for errno in [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM] {
+            assert_eq!(after(errno), After::Rest);
+        }
+        for errno in [libc::EBADF, libc::EINVAL, libc::ENOTSOCK] {
+            assert_eq!(after(errno), After::Fatal);
+        }
+    }
+}
