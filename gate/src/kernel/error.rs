@@ -13,7 +13,9 @@ pub enum KernelError {
     #[error("instance name `{0}` is not allowed: use 1 to 32 of a-z, 0-9, `-` and `_`")]
     BadInstance(String),
     /// There are no pins of this instance.
-    #[error("there is no instance `{instance}` in the kernel: start gate, or name another instance")]
+    #[error(
+        "there is no instance `{instance}` in the kernel: start gate, or name another instance"
+    )]
     NoInstance {
         /// The instance asked for.
         instance: String,
@@ -201,7 +203,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     line
 }
 
-fn os_error(error: &dyn std::error::Error) -> Option<i32> {
+fn os_error(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
     let mut next = Some(error);
     while let Some(error) = next {
         if let Some(io) = error.downcast_ref::<io::Error>() {
@@ -214,15 +216,17 @@ fn os_error(error: &dyn std::error::Error) -> Option<i32> {
 
 /// The verifier's last word; its statistics come after it.
 fn last_line(log: &str) -> Option<&str> {
-    log.lines()
-        .rev()
-        .map(str::trim)
-        .find(|line| {
-            !line.is_empty()
-                && !["processed ", "verification time", "stack depth", "max_states"]
-                    .iter()
-                    .any(|statistic| line.starts_with(statistic))
-        })
+    log.lines().rev().map(str::trim).find(|line| {
+        !line.is_empty()
+            && ![
+                "processed ",
+                "verification time",
+                "stack depth",
+                "max_states",
+            ]
+            .iter()
+            .any(|statistic| line.starts_with(statistic))
+    })
 }
 
 #[cfg(test)]

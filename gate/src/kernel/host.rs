@@ -158,7 +158,11 @@ mod tests {
     #[test]
     fn own_cgroup_is_found_on_unified_hybrid_and_container_hosts() {
         let table = [
-            (UNIFIED, "0::/system.slice/gate.service\n", "/sys/fs/cgroup/system.slice/gate.service"),
+            (
+                UNIFIED,
+                "0::/system.slice/gate.service\n",
+                "/sys/fs/cgroup/system.slice/gate.service",
+            ),
             (UNIFIED, "0::/\n", "/sys/fs/cgroup"),
             (HYBRID, "4:memory:/x\n0::/y\n", "/sys/fs/cgroup/unified/y"),
             (CONTAINER, "0::/docker/abc/sub\n", "/sys/fs/cgroup/sub"),
@@ -174,7 +178,10 @@ mod tests {
         let hidden = [(CONTAINER, "0::/other\n"), (UNIFIED, "0::/../other\n")];
         for (mounts, membership) in hidden {
             let found = cgroup_of(mounts, membership);
-            assert!(matches!(found, Err(KernelError::CgroupHidden { .. })), "{found:?}");
+            assert!(
+                matches!(found, Err(KernelError::CgroupHidden { .. })),
+                "{found:?}"
+            );
         }
         let v1 = cgroup_of("1 1 0:1 / /c rw - cgroup c rw\n", "1:cpu:/\n");
         assert!(matches!(v1, Err(KernelError::NoCgroup2)));

@@ -26,8 +26,8 @@ use gate_common::abi::{LISTENER_PROBE, map};
 pub use self::error::KernelError;
 pub use self::log::{KernelLog, forward_log};
 pub use self::maps::{Mapping, Maps};
-pub use self::pins::unpin;
 use self::pins::PinDirectory;
+pub use self::pins::unpin;
 use self::sys::AttachType;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("GATE_BPF_OBJECT"));
@@ -100,11 +100,7 @@ impl Plane {
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub fn tag_listener(
-        &self,
-        socket: BorrowedFd<'_>,
-        listener: u32,
-    ) -> Result<(), KernelError> {
+    pub fn tag_listener(&self, socket: BorrowedFd<'_>, listener: u32) -> Result<(), KernelError> {
         self.maps.tag(socket, listener)
     }
 
@@ -138,10 +134,11 @@ impl Plane {
     }
 }
 
-/// One process at a time makes, attaches or probes an instance.
+/// One process at a time makes, attaches or probes an instance. The directory
+/// below, [`Maps::directory`], has a lock of its own, held for much shorter.
 fn lock(pins: &PinDirectory) -> Result<File, KernelError> {
-    let doing = || format!("lock {}", pins.path().display());
-    let directory = File::open(pins.path()).map_err(|error| KernelError::io(doing(), error))?;
+    let doing = || format!("lock {}", pins.instance().display());
+    let directory = File::open(pins.instance()).map_err(|error| KernelError::io(doing(), error))?;
     sys::lock(directory.as_fd()).map_err(|error| KernelError::io(doing(), error))?;
     Ok(directory)
 }
@@ -158,21 +155,41 @@ fn load(pins: &PinDirectory, steer_listener: u32) -> Result<Ebpf, KernelError> {
         .map_err(|error| KernelError::object(&error))
 }
 
-fn attach(object: &mut Ebpf, pins: &PinDirectory, cgroup: &std::path::Path) -> Result<(), KernelError> {
+fn attach(
+    object: &mut Ebpf,
+    pins: &PinDirectory,
+    cgroup: &std::path::Path,
+) -> Result<(), KernelError> {
     let sockops: &mut SockOps = program(object, SOCKOPS)?;
-    sockops.load().map_err(|error| KernelError::program(SOCKOPS, &error))?;
+    sockops
+        .load()
+        .map_err(|error| KernelError::program(SOCKOPS, &error))?;
     let sockops = fd(SOCKOPS, sockops.fd())?;
     let admit: &mut CgroupSockopt = program(object, ADMIT)?;
-    admit.load().map_err(|error| KernelError::program(ADMIT, &error))?;
+    admit
+        .load()
+        .map_err(|error| KernelError::program(ADMIT, &error))?;
     let admit = fd(ADMIT, admit.fd())?;
     let release: &mut CgroupSock = program(object, RELEASE)?;
-    release.load().map_err(|error| KernelError::program(RELEASE, &error))?;
+    release
+        .load()
+        .map_err(|error| KernelError::program(RELEASE, &error))?;
     let release = fd(RELEASE, release.fd())?;
     // Who gives back comes before who takes: nothing is ever taken that
     // nobody will give back.
-    links::attach(pins, (RELEASE, release.as_fd()), AttachType::SockRelease, cgroup)?;
+    links::attach(
+        pins,
+        (RELEASE, release.as_fd()),
+        AttachType::SockRelease,
+        cgroup,
+    )?;
     links::attach(pins, (ADMIT, admit.as_fd()), AttachType::SetSockOpt, cgroup)?;
-    links::attach(pins, (SOCKOPS, sockops.as_fd()), AttachType::SockOps, cgroup)
+    links::attach(
+        pins,
+        (SOCKOPS, sockops.as_fd()),
+        AttachType::SockOps,
+        cgroup,
+    )
 }
 
 fn program<'a, T>(object: &'a mut Ebpf, name: &'static str) -> Result<&'a mut T, KernelError>

@@ -6,7 +6,9 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use aya::maps::{MapInfo, MapType};
-use gate_common::abi::{self, ListenerState, ListenerTag, Meta, NameKey, SlotRef, SocketRecord, map};
+use gate_common::abi::{
+    self, ListenerState, ListenerTag, Meta, NameKey, SlotRef, SocketRecord, map,
+};
 use gate_common::limit::LimitWords;
 
 use super::error::KernelError;
@@ -38,6 +40,11 @@ impl PinDirectory {
     /// The directory itself.
     pub fn path(&self) -> &Path {
         &self.schema
+    }
+
+    /// The directory of the instance, over those of its schemas.
+    pub fn instance(&self) -> &Path {
+        &self.instance
     }
 
     /// Where a map or link is pinned.
@@ -85,7 +92,8 @@ impl PinDirectory {
     /// Names of the pins that begin with `prefix`.
     pub fn names(&self, prefix: &str) -> Result<Vec<String>, KernelError> {
         let reading = || format!("read {}", self.schema.display());
-        let entries = fs::read_dir(&self.schema).map_err(|error| KernelError::io(reading(), error))?;
+        let entries =
+            fs::read_dir(&self.schema).map_err(|error| KernelError::io(reading(), error))?;
         let mut names = Vec::new();
         for entry in entries {
             let entry = entry.map_err(|error| KernelError::io(reading(), error))?;
@@ -213,13 +221,49 @@ const SHAPES: [Shape; 9] = {
     [
         Shape::new(map::META, MapType::Array, (INDEX, META), 1, 0),
         Shape::new(map::NAMES, MapType::Hash, (NAME, SLOT), names, 0),
-        Shape::new(map::LIMITS, MapType::Array, (INDEX, LIMIT), SLOTS_MAX, mapped),
+        Shape::new(
+            map::LIMITS,
+            MapType::Array,
+            (INDEX, LIMIT),
+            SLOTS_MAX,
+            mapped,
+        ),
         Shape::new(map::SLOTS, MapType::Array, (INDEX, WORD), SLOTS_MAX, mapped),
-        Shape::new(map::LISTENER_LIMITS, MapType::Array, (INDEX, LIMIT), LISTENERS_MAX, mapped),
-        Shape::new(map::LISTENER_STATE, MapType::Array, (INDEX, STATE), LISTENERS_MAX, mapped),
-        Shape::new(map::CELLS, MapType::PerCpuArray, (INDEX, WORD), LISTENERS_MAX, 0),
-        Shape::new(map::RECORDS, MapType::SkStorage, (SOCKET, RECORD), 0, BPF_F_NO_PREALLOC),
-        Shape::new(map::LISTENER_TAGS, MapType::SkStorage, (SOCKET, TAG), 0, cloned),
+        Shape::new(
+            map::LISTENER_LIMITS,
+            MapType::Array,
+            (INDEX, LIMIT),
+            LISTENERS_MAX,
+            mapped,
+        ),
+        Shape::new(
+            map::LISTENER_STATE,
+            MapType::Array,
+            (INDEX, STATE),
+            LISTENERS_MAX,
+            mapped,
+        ),
+        Shape::new(
+            map::CELLS,
+            MapType::PerCpuArray,
+            (INDEX, WORD),
+            LISTENERS_MAX,
+            0,
+        ),
+        Shape::new(
+            map::RECORDS,
+            MapType::SkStorage,
+            (SOCKET, RECORD),
+            0,
+            BPF_F_NO_PREALLOC,
+        ),
+        Shape::new(
+            map::LISTENER_TAGS,
+            MapType::SkStorage,
+            (SOCKET, TAG),
+            0,
+            cloned,
+        ),
     ]
 };
 
@@ -238,7 +282,17 @@ mod tests {
         for good in ["default", "a", "gate-2_x", &"x".repeat(32)] {
             assert!(is_instance_name(good), "{good}");
         }
-        for bad in ["", ".", "..", "a/b", "a.b", "Gate", "é", "a b", &"x".repeat(33)] {
+        for bad in [
+            "",
+            ".",
+            "..",
+            "a/b",
+            "a.b",
+            "Gate",
+            "é",
+            "a b",
+            &"x".repeat(33),
+        ] {
             assert!(!is_instance_name(bad), "{bad}");
         }
     }

@@ -3,13 +3,13 @@
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::AsFd as _;
+use std::sync::atomic::Ordering::SeqCst;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use gate_common::abi::{AdmitRequest, LISTENER_PROBE, SlotRef, slot};
 use gate_common::limit::Setting;
 use gate_common::slots;
-use gate_common::word::Word as _;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::error::KernelError;
@@ -20,7 +20,10 @@ const POLL: Duration = Duration::from_millis(1);
 
 /// Connects to a listener of its own and follows the connection through the
 /// maps: counted, admitted, released. The caller holds the instance's lock.
-#[expect(clippy::disallowed_methods, reason = "a deadline at start-up, outside the pure modules")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a deadline at start-up, outside the pure modules"
+)]
 pub fn run(maps: &Maps) -> Result<(), KernelError> {
     open_limits(maps);
     let before = Counts::read(maps)?;
@@ -30,15 +33,29 @@ pub fn run(maps: &Maps) -> Result<(), KernelError> {
         .map_err(failed("read the probe's address"))?
         .as_socket()
         .ok_or_else(|| KernelError::Probe("its listener has no address".into()))?;
-    let client = TcpStream::connect_timeout(&address, TIMEOUT)
-        .map_err(failed("connect over loopback; is `lo` up and not filtered?"))?;
+    let client = TcpStream::connect_timeout(&address, TIMEOUT).map_err(failed(
+        "connect over loopback; is `lo` up and not filtered?",
+    ))?;
     let (accepted, _) = listener.accept().map_err(failed("accept over loopback"))?;
-    before.expect(maps, &Counts { sockets: 1, pending: 1, ..Counts::NONE }, "after accept")?;
+    before.expect(
+        maps,
+        &Counts {
+            sockets: 1,
+            pending: 1,
+            ..Counts::NONE
+        },
+        "after accept",
+    )?;
     if maps.record(accepted.as_fd()).is_none() {
         return Err(KernelError::Probe("its socket has no record".into()));
     }
     admit(maps, &accepted)?;
-    let admitted = Counts { sockets: 1, admitted: 1, used: 1, ..Counts::NONE };
+    let admitted = Counts {
+        sockets: 1,
+        admitted: 1,
+        used: 1,
+        ..Counts::NONE
+    };
     before.expect(maps, &admitted, "after admission")?;
     // A reset: nothing stays behind in TIME_WAIT.
     accepted
@@ -58,8 +75,12 @@ pub fn run(maps: &Maps) -> Result<(), KernelError> {
 /// The probe must not depend on the limits that people set.
 fn open_limits(maps: &Maps) {
     let unlimited = Setting::Unlimited.encode();
-    maps.listener_limits[LISTENER_PROBE as usize].config.store(unlimited);
-    maps.limits[slot::PROBE as usize].config.store(unlimited);
+    maps.listener_limits[LISTENER_PROBE as usize]
+        .config
+        .store(unlimited, SeqCst);
+    maps.limits[slot::PROBE as usize]
+        .config
+        .store(unlimited, SeqCst);
 }
 
 fn listen(maps: &Maps) -> Result<Socket, KernelError> {
@@ -78,7 +99,7 @@ fn listen(maps: &Maps) -> Result<Socket, KernelError> {
 }
 
 fn admit(maps: &Maps, accepted: &Socket) -> Result<(), KernelError> {
-    let word = maps.slots[slot::PROBE as usize].load();
+    let word = maps.slots[slot::PROBE as usize].load(SeqCst);
     let total = SlotRef {
         index: slot::PROBE,
         generation: slots::generation(word),
@@ -112,9 +133,9 @@ impl Counts {
         let state = &maps.listeners[LISTENER_PROBE as usize];
         Ok(Self {
             sockets: state.in_use(maps.cells_sum(LISTENER_PROBE)?),
-            pending: state.pending.load().cast_signed(),
-            admitted: state.admitted.load().cast_signed(),
-            used: i64::from(slots::used(maps.slots[slot::PROBE as usize].load())),
+            pending: state.pending.load(SeqCst).cast_signed(),
+            admitted: state.admitted.load(SeqCst).cast_signed(),
+            used: i64::from(slots::used(maps.slots[slot::PROBE as usize].load(SeqCst))),
         })
     }
 

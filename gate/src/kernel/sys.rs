@@ -146,16 +146,7 @@ pub fn map_shared(map: RawFd, bytes: usize, writable: bool) -> io::Result<ptr::N
         libc::PROT_READ
     };
     // SAFETY: a new mapping at an address of the kernel's choice.
-    let start = unsafe {
-        libc::mmap(
-            ptr::null_mut(),
-            bytes,
-            protection,
-            libc::MAP_SHARED,
-            map,
-            0,
-        )
-    };
+    let start = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, libc::MAP_SHARED, map, 0) };
     if start == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }

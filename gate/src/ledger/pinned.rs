@@ -27,7 +27,7 @@ pub(super) fn admit(maps: &Maps, client: BorrowedFd<'_>, asked: &[SlotRef; 4]) -
         instance: maps.meta().instance,
         slots: *asked,
     };
-    maps.admit(client, &request)
+    Verdict::from(maps.admit(client, &request))
 }
 
 pub(super) fn cells_sum(maps: &Maps, listener: u32) -> u64 {
