@@ -18,6 +18,10 @@ use crate::word::{EXCHANGE_ATTEMPTS, Word};
 const BATCH: u64 = 8;
 /// Tokens that a cell keeps of those released on its CPU.
 const CELL_MAX: u64 = 16;
+/// How often the sweep tries one cell. The verifier keeps a state for every
+/// branch of the longest path and allows 8,192 (kernel/bpf/verifier.c,
+/// BPF_COMPLEXITY_LIMIT_JMP_SEQ): [`CPUS_MAX`] cells leave room for so many.
+const SWEEP_ATTEMPTS: usize = 8;
 
 /// One word for each CPU.
 pub trait Cells {
@@ -37,7 +41,7 @@ pub fn take<W: Word, C: Cells>(state: &ListenerState<W>, cells: &C, wanted: u64)
     let own = cells.cell(cells.this_cpu());
     if !is_negative(&state.pool)
         && let Some(own) = own
-        && take_one(own)
+        && take_one(own, EXCHANGE_ATTEMPTS)
     {
         return true;
     }
@@ -90,8 +94,8 @@ fn is_negative<W: Word>(pool: &W) -> bool {
 }
 
 #[inline(always)]
-fn take_one<W: Word>(cell: &W) -> bool {
-    for _ in 0..EXCHANGE_ATTEMPTS {
+fn take_one<W: Word>(cell: &W, attempts: usize) -> bool {
+    for _ in 0..attempts {
         let tokens = cell.load();
         if tokens == 0 {
             return false;
@@ -136,7 +140,7 @@ fn take_from_any<W: Word, C: Cells>(state: &ListenerState<W>, cells: &C) -> bool
         if is_negative(&state.pool) {
             let tokens = cell.swap(0);
             state.pool.fetch_add(tokens);
-        } else if take_one(cell) {
+        } else if take_one(cell, SWEEP_ATTEMPTS) {
             return true;
         }
     }

@@ -80,6 +80,22 @@ impl AdmitErrno {
     }
 }
 
+impl From<Result<(), AdmitErrno>> for Verdict {
+    /// The verdict that userspace acts on. A socket that no program owns is
+    /// not counted by anybody, so it must not be let in: it is over.
+    fn from(answer: Result<(), AdmitErrno>) -> Self {
+        match answer {
+            Ok(()) => Self::Admitted,
+            Err(AdmitErrno::Over | AdmitErrno::NotOurs | AdmitErrno::Other(_)) => Self::Over,
+            Err(AdmitErrno::Already) => Self::Already,
+            Err(AdmitErrno::Full(kind)) => Self::Denied(Denial::Full(kind)),
+            Err(AdmitErrno::Stale) => Self::Denied(Denial::Stale),
+            Err(AdmitErrno::Unknown) => Self::Denied(Denial::Unknown),
+            Err(AdmitErrno::Contended) => Self::Denied(Denial::Contended),
+        }
+    }
+}
+
 impl Verdict {
     /// The verdict as the `setsockopt` call answers it.
     ///
@@ -123,6 +139,27 @@ mod tests {
             assert_eq!(AdmitErrno::from_code(code), answer, "errno {code}");
         }
         assert_eq!(AdmitErrno::from_code(1), AdmitErrno::Other(1));
+    }
+
+    #[test]
+    fn a_verdict_survives_the_crossing() {
+        let verdicts = [
+            Verdict::Admitted,
+            Verdict::Over,
+            Verdict::Already,
+            Verdict::Denied(Denial::Full(SlotKind::Total)),
+            Verdict::Denied(Denial::Full(SlotKind::User)),
+            Verdict::Denied(Denial::Full(SlotKind::Database)),
+            Verdict::Denied(Denial::Full(SlotKind::Backend)),
+            Verdict::Denied(Denial::Stale),
+            Verdict::Denied(Denial::Unknown),
+            Verdict::Denied(Denial::Contended),
+        ];
+        for verdict in verdicts {
+            let code = verdict.answer().map_err(AdmitErrno::code);
+            let back = code.map_err(AdmitErrno::from_code);
+            assert_eq!(Verdict::from(back), verdict);
+        }
     }
 
     #[test]

@@ -1,1 +1,2 @@
-//! Placeholder.
+//! Shared harness.
+pub mod kernel;

@@ -203,7 +203,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     line
 }
 
-fn os_error(error: &dyn std::error::Error) -> Option<i32> {
+fn os_error(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
     let mut next = Some(error);
     while let Some(error) = next {
         if let Some(io) = error.downcast_ref::<io::Error>() {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd as _, RawFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 
 use aya::Ebpf;
 use aya_log::EbpfLogger;
@@ -13,13 +13,15 @@ use tokio::io::unix::AsyncFd;
 pub struct KernelLog {
     // The logger is generic over a crate that nothing else here names.
     flush: Box<dyn FnMut() + Send>,
-    /// Open for as long as `flush`, which owns it.
-    fd: RawFd,
+    /// The ring that `flush` reads, to wait on.
+    ring: OwnedFd,
 }
 
 impl fmt::Debug for KernelLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KernelLog").field("fd", &self.fd).finish()
+        f.debug_struct("KernelLog")
+            .field("ring", &self.ring)
+            .finish()
     }
 }
 
@@ -27,10 +29,10 @@ impl KernelLog {
     /// Takes the log of a loaded object.
     pub(super) fn new(object: &mut Ebpf) -> Option<Self> {
         let mut logger = EbpfLogger::init(object).ok()?;
-        let fd = logger.as_raw_fd();
+        let ring = logger.as_fd().try_clone_to_owned().ok()?;
         Some(Self {
             flush: Box::new(move || logger.flush()),
-            fd,
+            ring,
         })
     }
 }
@@ -42,7 +44,8 @@ impl KernelLog {
 /// # Errors
 /// The runtime cannot watch the descriptor.
 pub async fn forward_log(mut log: KernelLog) -> io::Result<()> {
-    let watch = AsyncFd::with_interest(log.fd, Interest::READABLE)?;
+    // SAFETY: the descriptor is owned by the AsyncFd, and nobody else knows it.
+    let watch = unsafe { AsyncFd::register_with_interest(log.ring, Interest::READABLE) }?;
     loop {
         let mut ready = watch.readable().await?;
         (log.flush)();

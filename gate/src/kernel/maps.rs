@@ -1,9 +1,11 @@
 //! An instance's maps, as both gate and gatectl use them.
 
+use std::fmt;
 use std::io;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+use std::path::Path;
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::atomic::AtomicU64;
@@ -29,7 +31,6 @@ const BPF_NOEXIST: u64 = 1;
 ///
 /// Userspace writes `limits` and `listener_limits`, names, and of `slots` only
 /// by claim and recycle; everything else belongs to the kernel.
-#[derive(Debug)]
 pub struct Maps {
     /// By slot index: sessions that hold it, and its generation.
     pub slots: Mapping<AtomicU64>,
@@ -39,6 +40,7 @@ pub struct Maps {
     pub listener_limits: Mapping<LimitWords<AtomicU64>>,
     /// By listener: the kernel's counts. Mapped read-only: a store faults.
     pub listeners: Mapping<ListenerState<AtomicU64>>,
+    pins: PinDirectory,
     meta: Meta,
     cells: PerCpuArray<MapData, u64>,
     records: SkStorage<MapData, SocketRecord<u64>>,
@@ -93,6 +95,7 @@ impl Maps {
                 Access::Write,
             )?,
             listeners: Mapping::new(pins, map::LISTENER_STATE, LISTENERS_MAX, Access::Read)?,
+            pins: pins.clone(),
             meta,
             cells: PerCpuArray::try_from(Map::PerCpuArray(open(pins, map::CELLS)?))
                 .map_err(failed(map::CELLS))?,
@@ -105,6 +108,12 @@ impl Maps {
                 .map(Mutex::new)
                 .map_err(failed(map::LISTENER_TAGS))?,
         })
+    }
+
+    /// The directory of the pins; whoever changes names holds its `flock`.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.pins.path()
     }
 
     /// Who made the maps; names this instance in an [`AdmitRequest`].
@@ -194,13 +203,25 @@ impl Maps {
             listener,
             reserved: 0,
         };
-        unpoisoned(self.tags.lock())
+        self.tags
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
             .insert(&socket.as_raw_fd(), tag, BPF_ANY)
             .map_err(failed(map::LISTENER_TAGS))
     }
 
     fn lock_names(&self) -> MutexGuard<'_, HashMap<MapData, NameKey, SlotRef>> {
-        unpoisoned(self.names.lock())
+        // A panic elsewhere cannot have left a descriptor half-changed.
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Maps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Maps")
+            .field("directory", &self.directory())
+            .field("meta", &self.meta)
+            .finish_non_exhaustive()
     }
 }
 
@@ -311,6 +332,7 @@ fn errno(error: &MapError) -> Option<i32> {
         _ => None,
     }
 }
+<<<<<<< HEAD
 
 /// A panic elsewhere cannot have left a descriptor half-changed.
 fn unpoisoned<T>(
@@ -318,3 +340,5 @@ fn unpoisoned<T>(
 ) -> MutexGuard<'_, T> {
     lock.unwrap_or_else(PoisonError::into_inner)
 }
+=======
+>>>>>>> 19a95eabde4d820dc257bca2a2da443468b732c4

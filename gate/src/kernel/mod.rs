@@ -134,10 +134,11 @@ impl Plane {
     }
 }
 
-/// One process at a time makes, attaches or probes an instance.
+/// One process at a time makes, attaches or probes an instance. The directory
+/// below, [`Maps::directory`], has a lock of its own, held for much shorter.
 fn lock(pins: &PinDirectory) -> Result<File, KernelError> {
-    let doing = || format!("lock {}", pins.path().display());
-    let directory = File::open(pins.path()).map_err(|error| KernelError::io(doing(), error))?;
+    let doing = || format!("lock {}", pins.instance().display());
+    let directory = File::open(pins.instance()).map_err(|error| KernelError::io(doing(), error))?;
     sys::lock(directory.as_fd()).map_err(|error| KernelError::io(doing(), error))?;
     Ok(directory)
 }

@@ -42,6 +42,11 @@ impl PinDirectory {
         &self.schema
     }
 
+    /// The directory of the instance, over those of its schemas.
+    pub fn instance(&self) -> &Path {
+        &self.instance
+    }
+
     /// Where a map or link is pinned.
     pub fn join(&self, name: &str) -> PathBuf {
         self.schema.join(name)

@@ -3,13 +3,13 @@
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::AsFd as _;
+use std::sync::atomic::Ordering::SeqCst;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use gate_common::abi::{AdmitRequest, LISTENER_PROBE, SlotRef, slot};
 use gate_common::limit::Setting;
 use gate_common::slots;
-use gate_common::word::Word as _;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::error::KernelError;
@@ -77,8 +77,10 @@ fn open_limits(maps: &Maps) {
     let unlimited = Setting::Unlimited.encode();
     maps.listener_limits[LISTENER_PROBE as usize]
         .config
-        .store(unlimited);
-    maps.limits[slot::PROBE as usize].config.store(unlimited);
+        .store(unlimited, SeqCst);
+    maps.limits[slot::PROBE as usize]
+        .config
+        .store(unlimited, SeqCst);
 }
 
 fn listen(maps: &Maps) -> Result<Socket, KernelError> {
@@ -97,7 +99,7 @@ fn listen(maps: &Maps) -> Result<Socket, KernelError> {
 }
 
 fn admit(maps: &Maps, accepted: &Socket) -> Result<(), KernelError> {
-    let word = maps.slots[slot::PROBE as usize].load();
+    let word = maps.slots[slot::PROBE as usize].load(SeqCst);
     let total = SlotRef {
         index: slot::PROBE,
         generation: slots::generation(word),
@@ -131,9 +133,9 @@ impl Counts {
         let state = &maps.listeners[LISTENER_PROBE as usize];
         Ok(Self {
             sockets: state.in_use(maps.cells_sum(LISTENER_PROBE)?),
-            pending: state.pending.load().cast_signed(),
-            admitted: state.admitted.load().cast_signed(),
-            used: i64::from(slots::used(maps.slots[slot::PROBE as usize].load())),
+            pending: state.pending.load(SeqCst).cast_signed(),
+            admitted: state.admitted.load(SeqCst).cast_signed(),
+            used: i64::from(slots::used(maps.slots[slot::PROBE as usize].load(SeqCst))),
         })
     }
 
