@@ -332,13 +332,3 @@ fn errno(error: &MapError) -> Option<i32> {
         _ => None,
     }
 }
-<<<<<<< HEAD
-
-/// A panic elsewhere cannot have left a descriptor half-changed.
-fn unpoisoned<T>(
-    lock: Result<MutexGuard<'_, T>, PoisonError<MutexGuard<'_, T>>>,
-) -> MutexGuard<'_, T> {
-    lock.unwrap_or_else(PoisonError::into_inner)
-}
-=======
->>>>>>> 19a95eabde4d820dc257bca2a2da443468b732c4

@@ -143,7 +143,7 @@ impl Ledger {
     pub fn all_names(&self) -> io::Result<Vec<(NameKey, SlotRef)>> {
         let mut names = self.names().entries()?;
         names.retain(|(key, slot)| key.kind == NameKind::Listener as u8 || self.is_current(*slot));
-        names.sort_unstable();
+        names.sort_unstable_by_key(|(key, _)| *key);
         Ok(names)
     }
 
