@@ -249,6 +249,6 @@ proptest! {
 
     #[test]
     fn parsing_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200), ssl: bool, gssenc: bool) {
-        parse(&bytes, Negotiated { ssl, gssenc });
+        let _ = parse(&bytes, Negotiated { ssl, gssenc });
     }
 }
