@@ -4,6 +4,7 @@
 
 pub mod admission;
 pub mod config;
+pub mod control;
 pub mod host;
 pub mod kernel;
 pub mod ledger;

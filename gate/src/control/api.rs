@@ -1,0 +1,238 @@
+//! What the control plane says in JSON; `gatectl` reads the same types.
+//!
+//! A limit is a number, where 0 is unlimited. "Nobody" is `null` beside
+//! `"none": true`. Names are in the escaped form of [`crate::config::name`].
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+
+use gate_common::limit::Limit;
+use serde::{Deserialize, Serialize};
+
+/// A limit, flattened into the object that has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitField {
+    limit: Option<u64>,
+    /// Present if nobody is allowed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    none: bool,
+}
+
+impl LimitField {
+    /// The limit in force.
+    #[must_use]
+    pub fn get(&self) -> Limit {
+        match self.limit {
+            None => Limit::None,
+            Some(0) => Limit::Unlimited,
+            Some(number) => Limit::AtMost(number),
+        }
+    }
+}
+
+impl From<Limit> for LimitField {
+    fn from(limit: Limit) -> Self {
+        Self { limit: limit_number(limit), none: limit == Limit::None }
+    }
+}
+
+/// A limit as a number: 0 is unlimited, `None` is nobody.
+#[must_use]
+pub const fn limit_number(limit: Limit) -> Option<u64> {
+    match limit {
+        Limit::Unlimited => Some(0),
+        Limit::None => None,
+        Limit::AtMost(number) => Some(number),
+    }
+}
+
+/// `GET /connections`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Connections {
+    /// Over all listeners.
+    pub total: Total,
+    /// Users with sessions or with a limit of their own.
+    pub by_user: BTreeMap<String, Named>,
+    /// Databases with sessions or with a limit of their own.
+    pub by_database: BTreeMap<String, Named>,
+    /// The backends of the configuration.
+    pub by_backend: BTreeMap<String, BackendUse>,
+    /// Limits of names without one of their own.
+    pub defaults: Defaults,
+    /// The kernel plane.
+    pub kernel: Kernel,
+}
+
+/// Sessions and pending connections over all listeners.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Total {
+    /// Admitted sessions.
+    pub active: u64,
+    /// Connections without a valid startup packet.
+    pub pending: u64,
+    /// `max_connections`.
+    #[serde(flatten)]
+    pub limit: LimitField,
+}
+
+/// Sessions of one user or database.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Named {
+    /// Admitted sessions.
+    pub active: u64,
+    /// The limit in force.
+    #[serde(flatten)]
+    pub limit: LimitField,
+    /// `runtime`, `config` or `default`.
+    pub source: String,
+}
+
+/// Sessions of one backend.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackendUse {
+    /// Admitted sessions.
+    pub active: u64,
+    /// The limit in force.
+    #[serde(flatten)]
+    pub limit: LimitField,
+}
+
+/// Limits of names without one of their own; 0 is unlimited, `null` nobody.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Defaults {
+    /// Of users.
+    pub per_user: Option<u64>,
+    /// Of databases.
+    pub per_database: Option<u64>,
+}
+
+/// The kernel plane.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kernel {
+    /// `active`, `inactive` or `off`.
+    pub state: String,
+    /// Why it is inactive, and the cure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Sockets of each listener.
+    pub listeners: Vec<ListenerUse>,
+}
+
+/// Sockets of one listener.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListenerUse {
+    /// Where it listens.
+    pub address: String,
+    /// Sockets that hold a token of the ceiling.
+    pub sockets: u64,
+    /// The ceiling in force; `null` if it is not enforced.
+    pub ceiling: Option<u64>,
+    /// Present if the ceiling allows nobody.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub none: bool,
+    /// Sockets over it.
+    pub over: u64,
+}
+
+/// `GET /status` on the control socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// Name of the instance.
+    pub instance: String,
+    /// `starting`, `serving`, `draining`, `stopping`; `down` if no gate runs.
+    pub state: String,
+    /// The process, if one runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<Process>,
+    /// Who is connected.
+    pub connections: Connections,
+    /// `max_pending`.
+    pub pending_limit: LimitField,
+    /// What is limited now.
+    pub limited: Vec<Limited>,
+    /// How many limits were set while running.
+    pub runtime_limits: usize,
+}
+
+/// A running gate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Its process id.
+    pub pid: u32,
+    /// Its version.
+    pub version: String,
+    /// Seconds since it started.
+    pub uptime_seconds: u64,
+    /// Worker threads.
+    pub workers: usize,
+    /// Open file descriptors, if they could be counted.
+    pub open_fds: Option<u64>,
+    /// File descriptors that it may open.
+    pub max_fds: Option<u64>,
+    /// Refusals since the start, by reason; those that never happened are
+    /// left out.
+    pub rejected: BTreeMap<String, u64>,
+}
+
+/// One kind of limit that is reached now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limited {
+    /// The kind, see [`super::limited::Scope`].
+    pub scope: String,
+    /// Who is at the limit, if it is a limit of names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<String>,
+}
+
+/// One limit of `GET /limits`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitEntry {
+    /// As `gatectl limits set` takes it: `user`, `default-user`, ...
+    pub key: String,
+    /// Whose, for `user`, `database`, `backend` and a listener's `ceiling`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// What is in force.
+    #[serde(flatten)]
+    pub limit: LimitField,
+    /// How much of it is in use, if that means anything.
+    pub used: Option<u64>,
+    /// `runtime`, `config` or `default`.
+    pub source: String,
+}
+
+/// Body of `POST /limits/set` and `POST /limits/unset`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitChange {
+    /// As in [`LimitEntry::key`].
+    pub key: String,
+    /// As in [`LimitEntry::name`].
+    #[serde(default)]
+    pub name: Option<String>,
+    /// A number, `unlimited`, `none` or `auto`; absent to unset.
+    #[serde(default)]
+    pub value: Option<String>,
+}
+
+/// Answer to `POST /reload`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reloaded {
+    /// Settings that differ and wait for the next start.
+    pub waiting: Vec<String>,
+}
+
+/// Answer to `POST /drain`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Draining {
+    /// Sessions that are to end.
+    pub active: u64,
+    /// When gate ends them itself.
+    pub deadline_seconds: u64,
+}
+
+/// Any failure.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// What is wrong, and what to do.
+    pub error: String,
+}

@@ -1,0 +1,206 @@
+//! HTTP at the admin address and at the control socket.
+//!
+//! The control socket serves all that the admin address serves, and also
+//! whatever changes something: only its owner can reach it.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::Semaphore;
+
+use super::api::{Draining, Failure, LimitChange};
+use super::limits::{self, LimitError};
+use super::{Shared, connections, metrics, reload, status};
+use crate::state::Phase;
+
+/// Requests served at once by each of the two servers: their descriptors are
+/// part of the reserve that sessions never get.
+const REQUESTS_MAX: usize = 8;
+/// For the head of a request to arrive.
+const HEAD_DEADLINE: Duration = Duration::from_secs(5);
+/// For a whole request and its answer.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// Bytes that a request's body can have.
+const BODY_BYTES_MAX: usize = 16 * 1024;
+/// Pause after accept failed: it will fail again until descriptors come back.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+
+/// What is served at the admin address: reading only.
+pub(super) fn admin_routes(shared: Arc<Shared>) -> Router {
+    readers().with_state(shared)
+}
+
+/// What is served at the control socket.
+pub(super) fn control_routes(shared: Arc<Shared>) -> Router {
+    readers()
+        .route("/status", get(get_status))
+        .route("/limits", get(get_limits))
+        .route("/limits/export", get(export_limits))
+        .route("/limits/set", post(set_limit))
+        .route("/limits/unset", post(unset_limit))
+        .route("/reload", post(post_reload))
+        .route("/drain", post(post_drain))
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(shared)
+}
+
+/// Something that accepts connections.
+pub(super) trait Accept {
+    type Stream: AsyncRead + AsyncWrite + Unpin + 'static;
+    async fn accept_one(&self) -> std::io::Result<Self::Stream>;
+}
+
+impl Accept for tokio::net::TcpListener {
+    type Stream = tokio::net::TcpStream;
+
+    async fn accept_one(&self) -> std::io::Result<Self::Stream> {
+        self.accept().await.map(|(stream, _)| stream)
+    }
+}
+
+impl Accept for tokio::net::UnixListener {
+    type Stream = tokio::net::UnixStream;
+
+    async fn accept_one(&self) -> std::io::Result<Self::Stream> {
+        self.accept().await.map(|(stream, _)| stream)
+    }
+}
+
+/// Serves for ever.
+pub(super) async fn serve<L: Accept>(listener: L, routes: Router) {
+    let places = Arc::new(Semaphore::new(REQUESTS_MAX));
+    loop {
+        // The semaphore is never closed.
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+            return;
+        };
+        match listener.accept_one().await {
+            Ok(stream) => {
+                let routes = routes.clone();
+                tokio_uring::spawn(async move {
+                    serve_one(stream, routes).await;
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                tracing::debug!(%error, "accept failed in the control plane");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// One request: no connection is kept, so that nobody holds a place.
+async fn serve_one(stream: impl AsyncRead + AsyncWrite + Unpin + 'static, routes: Router) {
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_DEADLINE)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
+    match tokio::time::timeout(DEADLINE, connection).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "a request of the control plane failed"),
+        Err(_) => tracing::debug!("a request of the control plane took too long"),
+    }
+}
+
+fn readers() -> Router<Arc<Shared>> {
+    Router::new()
+        .route("/metrics", get(get_metrics))
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(get_ready))
+        .route("/connections", get(get_connections))
+}
+
+async fn get_metrics(State(shared): State<Arc<Shared>>) -> Result<Response, Failed> {
+    let text = metrics::scrape(&shared.state, &shared.limited).map_err(Failed::internal)?;
+    Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
+}
+
+async fn get_ready(State(shared): State<Arc<Shared>>) -> (StatusCode, String) {
+    let phase = shared.state.phase();
+    match phase {
+        Phase::Serving => (StatusCode::OK, "ready\n".to_owned()),
+        _ => (StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", status::phase_word(phase))),
+    }
+}
+
+async fn get_connections(State(shared): State<Arc<Shared>>) -> Result<Response, Failed> {
+    let state = &shared.state;
+    let read = connections::read(&state.ledger, &state.listeners, &state.kernel);
+    Ok(Json(read.map_err(Failed::internal)?).into_response())
+}
+
+async fn get_status(State(shared): State<Arc<Shared>>) -> Result<Response, Failed> {
+    Ok(Json(status::of_process(&shared).map_err(Failed::internal)?).into_response())
+}
+
+async fn get_limits(State(shared): State<Arc<Shared>>) -> Result<Response, Failed> {
+    let listed = limits::list(&shared.state.ledger).map_err(Failed::internal)?;
+    Ok(Json(listed).into_response())
+}
+
+async fn export_limits(State(shared): State<Arc<Shared>>) -> Result<String, Failed> {
+    limits::export(&shared.state.ledger).map_err(Failed::internal)
+}
+
+async fn set_limit(
+    State(shared): State<Arc<Shared>>,
+    Json(change): Json<LimitChange>,
+) -> Result<Response, Failed> {
+    Ok(Json(limits::set(&shared.state.ledger, &change)?).into_response())
+}
+
+async fn unset_limit(
+    State(shared): State<Arc<Shared>>,
+    Json(change): Json<LimitChange>,
+) -> Result<Response, Failed> {
+    Ok(Json(limits::unset(&shared.state.ledger, &change)?).into_response())
+}
+
+async fn post_reload(State(shared): State<Arc<Shared>>) -> Result<Response, Failed> {
+    match reload::reload(&shared).await {
+        Ok(reloaded) => Ok(Json(reloaded).into_response()),
+        Err(error) => Err(Failed(StatusCode::UNPROCESSABLE_ENTITY, error)),
+    }
+}
+
+async fn post_drain(State(shared): State<Arc<Shared>>) -> Response {
+    shared.drain.notify_one();
+    let draining = Draining {
+        active: shared.state.ledger.admitted(),
+        deadline_seconds: shared.state.config().timeouts.drain.as_secs(),
+    };
+    Json(draining).into_response()
+}
+
+/// A failure with its status.
+struct Failed(StatusCode, String);
+
+impl Failed {
+    fn internal(error: impl ToString) -> Self {
+        Self(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
+    }
+}
+
+impl From<LimitError> for Failed {
+    fn from(error: LimitError) -> Self {
+        Self(StatusCode::UNPROCESSABLE_ENTITY, error.to_string())
+    }
+}
+
+impl IntoResponse for Failed {
+    fn into_response(self) -> Response {
+        (self.0, Json(Failure { error: self.1 })).into_response()
+    }
+}

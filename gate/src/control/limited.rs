@@ -1,0 +1,242 @@
+//! Which limits are reached: watched, logged when that begins and ends, and
+//! timed for the metrics.
+//!
+//! Refusals are counted one by one but never logged one by one: a storm would
+//! be a storm of log lines. Here it is one line when a kind of limit is
+//! reached, and one when it has been free for a while.
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use gate_common::abi::slot;
+use gate_common::limit::Limit;
+
+use super::api;
+use crate::config::name;
+use crate::ledger::{Ledger, LimitKey};
+use crate::session::outcome::Reason;
+use crate::state::{KernelState, State};
+
+/// How often the limits are looked at.
+pub const PERIOD: Duration = Duration::from_millis(250);
+/// How long a limit must be free before its limited state ends: a limit that
+/// is reached again and again is one state, not many.
+const CALM: Duration = Duration::from_secs(5);
+/// Names that one log line and one status list.
+const NAMES_SHOWN: usize = 5;
+
+/// One kind of limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Scope {
+    /// `max_connections`.
+    MaxConnections,
+    /// `max_pending`.
+    MaxPending,
+    /// Some user's.
+    User,
+    /// Some database's.
+    Database,
+    /// Some backend's.
+    Backend,
+    /// Some listener's ceiling.
+    Ceiling,
+}
+
+impl Scope {
+    /// All, in the order of their index.
+    pub const ALL: [Self; 6] = [
+        Self::MaxConnections,
+        Self::MaxPending,
+        Self::User,
+        Self::Database,
+        Self::Backend,
+        Self::Ceiling,
+    ];
+
+    /// The word in logs and metrics.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        self.reason().label()
+    }
+
+    /// What clients are refused for.
+    const fn reason(self) -> Reason {
+        match self {
+            Self::MaxConnections => Reason::MaxConnections,
+            Self::MaxPending => Reason::MaxPending,
+            Self::User => Reason::User,
+            Self::Database => Reason::Database,
+            Self::Backend => Reason::Backend,
+            Self::Ceiling => Reason::OverCeiling,
+        }
+    }
+}
+
+/// What is limited, as last watched. One writer: the control plane.
+#[derive(Debug, Default)]
+pub struct Limited {
+    scopes: [ScopeState; Scope::ALL.len()],
+}
+
+#[derive(Debug, Default)]
+struct ScopeState {
+    limited: AtomicBool,
+    limited_ms: AtomicU64,
+}
+
+impl Limited {
+    /// Whether a kind of limit is reached.
+    #[must_use]
+    pub fn is_limited(&self, scope: Scope) -> bool {
+        self.scopes[scope as usize].limited.load(Ordering::Relaxed)
+    }
+
+    /// How long it has been so in all.
+    #[must_use]
+    pub fn limited_for(&self, scope: Scope) -> Duration {
+        Duration::from_millis(self.scopes[scope as usize].limited_ms.load(Ordering::Relaxed))
+    }
+}
+
+/// Follows the limits over time.
+#[derive(Debug, Default)]
+pub struct Watch {
+    scopes: [Seen; Scope::ALL.len()],
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    rejected: u64,
+    /// Refusals when the limited state began.
+    rejected_before: u64,
+    calm: Duration,
+}
+
+impl Watch {
+    /// Looks once, `elapsed` after the last time.
+    pub fn look(&mut self, state: &State, limited: &Limited, elapsed: Duration) {
+        let reached = reached(state);
+        for scope in Scope::ALL {
+            let names = &reached[scope as usize];
+            let rejected = rejected(state, scope.reason());
+            self.step(scope, names.as_deref(), rejected, limited, elapsed);
+        }
+    }
+
+    /// One scope: `names` is `Some` if its limit is reached now.
+    fn step(
+        &mut self,
+        scope: Scope,
+        names: Option<&[String]>,
+        rejected: u64,
+        limited: &Limited,
+        elapsed: Duration,
+    ) {
+        let seen = &mut self.scopes[scope as usize];
+        let shared = &limited.scopes[scope as usize];
+        let was = shared.limited.load(Ordering::Relaxed);
+        if was {
+            let elapsed_ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
+            shared.limited_ms.fetch_add(elapsed_ms, Ordering::Relaxed);
+        }
+        let now = names.is_some() || rejected > seen.rejected;
+        let rejected_until_now = seen.rejected;
+        seen.rejected = rejected;
+        seen.calm = if now { Duration::ZERO } else { seen.calm + elapsed };
+        if now && !was {
+            seen.rejected_before = rejected_until_now;
+            shared.limited.store(true, Ordering::Relaxed);
+            let names = names.unwrap_or_default().join(", ");
+            tracing::warn!(scope = scope.label(), names, "limited");
+        } else if was && seen.calm >= CALM {
+            shared.limited.store(false, Ordering::Relaxed);
+            let refused = rejected - seen.rejected_before;
+            tracing::info!(scope = scope.label(), refused, "no longer limited");
+        }
+    }
+}
+
+/// What is limited at this moment, for the status.
+#[must_use]
+pub fn now(ledger: &Ledger, kernel_active: bool) -> Vec<api::Limited> {
+    let reached = reached_in(ledger, kernel_active);
+    let limited = Scope::ALL.into_iter().zip(reached).filter_map(|(scope, names)| {
+        let scope = scope.label().to_owned();
+        names.map(|names| api::Limited { scope, names })
+    });
+    limited.collect()
+}
+
+type Reached = [Option<Vec<String>>; Scope::ALL.len()];
+
+fn reached(state: &State) -> Reached {
+    reached_in(&state.ledger, state.kernel == KernelState::Active)
+}
+
+fn reached_in(ledger: &Ledger, kernel_active: bool) -> Reached {
+    let mut reached = Reached::default();
+    let full = |limit: Limit, used: u64| limit != Limit::None && !limit.allows_one_more(used);
+    if full(ledger.plain_limit(slot::TOTAL), ledger.admitted()) {
+        reached[Scope::MaxConnections as usize] = Some(Vec::new());
+    }
+    if full(ledger.max_pending(), ledger.pending()) {
+        reached[Scope::MaxPending as usize] = Some(Vec::new());
+    }
+    // A table that cannot be read now will be at the next look.
+    for row in ledger.limits().unwrap_or_default() {
+        let (scope, name) = match &row.key {
+            LimitKey::User(user) => (Scope::User, name::escape(user)),
+            LimitKey::Database(database) => (Scope::Database, name::escape(database)),
+            LimitKey::Backend(backend) => (Scope::Backend, name::escape(backend)),
+            LimitKey::Listener(address) if kernel_active => (Scope::Ceiling, address.clone()),
+            _ => continue,
+        };
+        if full(row.limit, row.used) {
+            let names = reached[scope as usize].get_or_insert_default();
+            match names.len() {
+                ..NAMES_SHOWN => names.push(name),
+                NAMES_SHOWN => names.push("...".to_owned()),
+                _ => {}
+            }
+        }
+    }
+    reached
+}
+
+fn rejected(state: &State, reason: Reason) -> u64 {
+    let listeners = 0..state.listeners.len();
+    let of_worker = |stats: &crate::stats::Stats| -> u64 {
+        listeners.clone().map(|listener| stats.rejected_count(listener, reason)).sum()
+    };
+    state.stats.iter().map(|stats| of_worker(stats)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limited_state_begins_at_once_and_ends_after_a_calm() {
+        let (mut watch, limited) = (Watch::default(), Limited::default());
+        let mut step = |reached: bool, rejected: u64| {
+            let names: Option<&[String]> = if reached { Some(&[]) } else { None };
+            watch.step(Scope::User, names, rejected, &limited, Duration::from_secs(1));
+            limited.is_limited(Scope::User)
+        };
+        assert!(!step(false, 0));
+        assert!(step(true, 0));
+        for _ in 0..4 {
+            assert!(step(false, 0), "not calm for long enough");
+        }
+        assert!(step(false, 1), "a refusal begins the calm anew");
+        for _ in 0..4 {
+            assert!(step(false, 1));
+        }
+        assert!(!step(false, 1));
+        assert!(step(false, 2), "a refusal between two looks is seen");
+        assert_eq!(limited.limited_for(Scope::User), Duration::from_secs(10));
+        assert_eq!(limited.limited_for(Scope::Database), Duration::ZERO);
+    }
+}

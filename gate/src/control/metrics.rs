@@ -1,0 +1,472 @@
+//! `/metrics`: OpenMetrics text of the ledger's words and the workers' counts.
+//!
+//! Nothing is kept here. At each scrape the gauges are read from the very
+//! words that decisions read, and the counters are summed over the workers.
+//! Users and databases have series of their own only if they have a limit of
+//! their own; strangers with random names all fall under `other`.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use gate_common::abi::{ListenerState, slot};
+use gate_common::limit::Limit;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::limited::{Limited, Scope};
+use crate::config::name;
+use crate::host;
+use crate::ledger::{LimitKey, LimitRow, LimitSource};
+use crate::session::outcome::{CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure};
+use crate::state::{KernelState, State};
+use crate::stats::{ACCEPT_ERRORS, Direction, HISTOGRAM_BUCKETS, HistogramSnapshot, Stats};
+
+/// Content type of the text.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// Label of all users, or databases, without a limit of their own.
+const OTHER: &str = "other";
+
+/// The text of one scrape, `# EOF` included.
+///
+/// # Errors
+/// Never: writing to a string does not fail.
+pub fn scrape(state: &Arc<State>, limited: &Arc<Limited>) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Gate {
+        state: Arc::clone(state),
+        limited: Arc::clone(limited),
+    }));
+    let mut out = String::with_capacity(16 * 1024);
+    text::encode(&mut out, &registry)?;
+    Ok(out)
+}
+
+struct Gate {
+    state: Arc<State>,
+    limited: Arc<Limited>,
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Gate")
+    }
+}
+
+impl Collector for Gate {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut out = Series { encoder: &mut encoder };
+        self.connections(&mut out)?;
+        self.names(&mut out)?;
+        self.kernel(&mut out)?;
+        self.ends(&mut out)?;
+        self.backends(&mut out)?;
+        self.durations(&mut out)?;
+        self.process(&mut out)
+    }
+}
+
+impl Gate {
+    fn connections(&self, out: &mut Series<'_, '_>) -> fmt::Result {
+        let (state, ledger) = (&self.state, &self.state.ledger);
+        out.gauges(
+            "gate_connections_active",
+            "Admitted sessions",
+            self.by_listener(|words| &words.admitted),
+        )?;
+        out.gauges(
+            "gate_connections_pending",
+            "Accepted connections without a valid startup packet",
+            self.by_listener(|words| &words.pending),
+        )?;
+        out.gauge(
+            "gate_connection_limit",
+            "Admitted sessions allowed; 0 is unlimited, -1 nobody",
+            limit_value(ledger.plain_limit(slot::TOTAL)),
+        )?;
+        out.gauge(
+            "gate_pending_limit",
+            "Pending connections allowed; 0 is unlimited",
+            limit_value(ledger.max_pending()),
+        )?;
+        let rejected = state.listeners.iter().enumerate().flat_map(|(index, listener)| {
+            Reason::ALL.iter().map(move |reason| {
+                let labels = labels([
+                    ("listener", listener.address.to_string()),
+                    ("reason", reason.label().to_owned()),
+                ]);
+                (labels, self.sum(|stats| stats.rejected_count(index, *reason)))
+            })
+        });
+        out.counters("gate_connections_rejected", "Clients refused", rejected)?;
+        let scope = |scope: Scope| labels([("scope", scope.label().to_owned())]);
+        out.gauges(
+            "gate_limited",
+            "Whether a kind of limit is reached",
+            Scope::ALL.map(|each| (scope(each), i64::from(self.limited.is_limited(each)))),
+        )?;
+        out.counters_with_unit(
+            "gate_limited",
+            "Time for which a kind of limit was reached",
+            Unit::Seconds,
+            Scope::ALL.map(|each| (scope(each), self.limited.limited_for(each).as_secs_f64())),
+        )
+    }
+
+    fn names(&self, out: &mut Series<'_, '_>) -> fmt::Result {
+        // If the table cannot be read its series are missing, not wrong.
+        let Ok(rows) = self.state.ledger.limits() else {
+            return Ok(());
+        };
+        let user = |row: &LimitRow| match &row.key {
+            LimitKey::User(user) => Some(user.clone()),
+            _ => None,
+        };
+        let database = |row: &LimitRow| match &row.key {
+            LimitKey::Database(database) => Some(database.clone()),
+            _ => None,
+        };
+        let (default_user, default_database) = (
+            self.state.ledger.plain_limit(slot::DEFAULT_USER),
+            self.state.ledger.plain_limit(slot::DEFAULT_DATABASE),
+        );
+        out.named("user", &rows, user, default_user)?;
+        out.named("database", &rows, database, default_database)?;
+        let backends = || {
+            rows.iter().filter_map(|row| match &row.key {
+                LimitKey::Backend(backend) => Some((labels([("backend", name::escape(backend))]), row)),
+                _ => None,
+            })
+        };
+        out.gauges(
+            "gate_backend_connections_active",
+            "Sessions of a backend",
+            backends().map(|(labels, row)| (labels, gauge_value(row.used))),
+        )?;
+        out.gauges(
+            "gate_backend_connection_limit",
+            "Sessions allowed to a backend; 0 is unlimited, -1 nobody",
+            backends().map(|(labels, row)| (labels, limit_value(row.limit))),
+        )
+    }
+
+    fn kernel(&self, out: &mut Series<'_, '_>) -> fmt::Result {
+        let (state, ledger) = (&self.state, &self.state.ledger);
+        let active = state.kernel == KernelState::Active;
+        out.gauge(
+            "gate_kernel_active",
+            "Whether the kernel plane counts and enforces",
+            i64::from(active),
+        )?;
+        if active {
+            let listener = |address: std::net::SocketAddr| labels([("listener", address.to_string())]);
+            out.gauges(
+                "gate_kernel_sockets",
+                "Sockets that hold a token of the listener's ceiling",
+                state.listeners.iter().map(|info| {
+                    (listener(info.address), gauge_value(ledger.sockets(info.index)))
+                }),
+            )?;
+            out.gauges(
+                "gate_kernel_ceiling",
+                "Sockets allowed to the listener; 0 is unlimited, -1 nobody",
+                state.listeners.iter().map(|info| {
+                    (listener(info.address), limit_value(ledger.ceiling(info.index)))
+                }),
+            )?;
+            out.gauges(
+                "gate_kernel_over",
+                "Sockets over the listener's ceiling",
+                self.by_listener(|words| &words.over),
+            )?;
+            let refused = state.listeners.iter().flat_map(|info| {
+                let words = ledger.state(info.index);
+                let verdicts = [("over", &words.over_total), ("reset", &words.reset_total)];
+                verdicts.map(|(verdict, count)| {
+                    let labels = labels([
+                        ("listener", info.address.to_string()),
+                        ("verdict", verdict.to_owned()),
+                    ]);
+                    (labels, count.load(Ordering::SeqCst))
+                })
+            });
+            out.counters("gate_kernel_refused", "Sockets refused by the kernel", refused)?;
+            out.counters(
+                "gate_kernel_unrecorded",
+                "Sockets for whose record the kernel had no memory, treated as over",
+                self.by_listener(|words| &words.unrecorded_total)
+                    .map(|(labels, count)| (labels, count.cast_unsigned())),
+            )?;
+        }
+        out.counters(
+            "gate_ledger_errors",
+            "Impossible counts seen; must stay 0",
+            [(labels([("kind", "impossible_count".to_owned())]), ledger.errors())],
+        )
+    }
+
+    fn ends(&self, out: &mut Series<'_, '_>) -> fmt::Result {
+        out.counters(
+            "gate_startup_failures",
+            "Connections that ended before a valid startup packet",
+            StartupFailure::ALL.iter().map(|failure| {
+                let count = self.sum(|stats| stats.startup_failed_count(*failure));
+                (labels([("reason", failure.label().to_owned())]), count)
+            }),
+        )?;
+        out.counters(
+            "gate_sessions_closed",
+            "Admitted sessions that ended",
+            CloseReason::ALL.iter().map(|reason| {
+                let labels = labels([
+                    ("reason", reason.label().to_owned()),
+                    ("fault", reason.fault().label().to_owned()),
+                ]);
+                (labels, self.sum(|stats| stats.closed_count(*reason)))
+            }),
+        )?;
+        out.counters_with_unit(
+            "gate_relayed",
+            "Bytes passed on",
+            Unit::Bytes,
+            Direction::ALL.map(|direction| {
+                let bytes = self.sum(|stats| stats.relayed_bytes(direction));
+                (labels([("direction", direction.label().to_owned())]), bytes)
+            }),
+        )?;
+        out.counters(
+            "gate_cancel_requests",
+            "CancelRequests done with",
+            CancelOutcome::ALL.iter().map(|outcome| {
+                let count = self.sum(|stats| stats.cancelled_count(*outcome));
+                (labels([("outcome", outcome.label().to_owned())]), count)
+            }),
+        )?;
+        let errors = ACCEPT_ERRORS.iter().map(|(_, errno)| *errno).chain([OTHER]);
+        out.counters(
+            "gate_accept_errors",
+            "Failures of accept",
+            errors.enumerate().map(|(index, errno)| {
+                let count = self.sum(|stats| stats.accept_failed_count(index));
+                (labels([("errno", errno.to_owned())]), count)
+            }),
+        )
+    }
+
+    fn backends(&self, out: &mut Series<'_, '_>) -> fmt::Result {
+        let config = self.state.config();
+        let failures = config.backends.iter().enumerate().flat_map(|(index, backend)| {
+            ConnectFailure::ALL.iter().map(move |failure| {
+                let labels = labels([
+                    ("backend", backend.name.clone()),
+                    ("reason", failure.label().to_owned()),
+                ]);
+                (labels, self.sum(|stats| stats.connect_failed_count(index, *failure)))
+            })
+        });
+        out.counters(
+            "gate_backend_connect_failures",
+            "Backends that could not be reached",
+            failures,
+        )
+    }
+
+    fn durations(&self, out: &mut Series<'_, '_>) -> fmt::Result {
+        out.histogram(
+            "gate_admission_duration",
+            "From a complete startup packet to the decision",
+            self.histogram(Stats::admission),
+        )?;
+        out.histogram(
+            "gate_backend_connect_duration",
+            "From the dial to the backend's accept",
+            self.histogram(Stats::backend_connect),
+        )
+    }
+
+    fn process(&self, out: &mut Series<'_, '_>) -> fmt::Result {
+        // Without a free descriptor they cannot be counted: no series then.
+        if let Ok(open) = host::count_open_fds() {
+            out.gauge("gate_open_fds", "Open file descriptors", gauge_value(open))?;
+        }
+        if self.state.fds_max != u64::MAX {
+            out.gauge(
+                "gate_max_fds",
+                "File descriptors that gate may open",
+                gauge_value(self.state.fds_max),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn by_listener(
+        &self,
+        word: impl Fn(&ListenerState<AtomicU64>) -> &AtomicU64,
+    ) -> impl Iterator<Item = (Labels, i64)> {
+        self.state.listeners.iter().map(move |info| {
+            let count = word(self.state.ledger.state(info.index)).load(Ordering::SeqCst);
+            (labels([("listener", info.address.to_string())]), gauge_value(count))
+        })
+    }
+
+    fn sum(&self, count: impl Fn(&Stats) -> u64) -> u64 {
+        self.state.stats.iter().map(|stats| count(stats)).sum()
+    }
+
+    fn histogram(&self, of: impl Fn(&Stats) -> HistogramSnapshot) -> HistogramSnapshot {
+        let mut all = HistogramSnapshot::default();
+        for stats in &self.state.stats {
+            all.add(&of(stats));
+        }
+        all
+    }
+}
+
+type Labels = Vec<(&'static str, String)>;
+
+fn labels<const N: usize>(labels: [(&'static str, String); N]) -> Labels {
+    labels.into()
+}
+
+fn gauge_value(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+fn limit_value(limit: Limit) -> i64 {
+    match limit {
+        Limit::Unlimited => 0,
+        Limit::None => -1,
+        Limit::AtMost(number) => gauge_value(number),
+    }
+}
+
+/// Writes one metric with all its series at a time.
+struct Series<'a, 'b> {
+    encoder: &'a mut DescriptorEncoder<'b>,
+}
+
+impl Series<'_, '_> {
+    fn gauge(&mut self, name: &str, help: &str, value: i64) -> fmt::Result {
+        self.gauges(name, help, [(Labels::new(), value)])
+    }
+
+    fn gauges(
+        &mut self,
+        name: &str,
+        help: &str,
+        series: impl IntoIterator<Item = (Labels, i64)>,
+    ) -> fmt::Result {
+        let series = series.into_iter().map(|(labels, value)| (labels, ConstGauge::new(value)));
+        self.write(name, help, None, MetricType::Gauge, series)
+    }
+
+    /// `name` without `_total`, which is added.
+    fn counters(
+        &mut self,
+        name: &str,
+        help: &str,
+        series: impl IntoIterator<Item = (Labels, u64)>,
+    ) -> fmt::Result {
+        let series = series.into_iter().map(|(labels, value)| (labels, ConstCounter::new(value)));
+        self.write(name, help, None, MetricType::Counter, series)
+    }
+
+    /// `name` without its unit and `_total`, which are added.
+    fn counters_with_unit<N>(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Unit,
+        series: impl IntoIterator<Item = (Labels, N)>,
+    ) -> fmt::Result
+    where
+        ConstCounter<N>: EncodeMetric,
+    {
+        let series = series.into_iter().map(|(labels, value)| (labels, ConstCounter::new(value)));
+        self.write(name, help, Some(&unit), MetricType::Counter, series)
+    }
+
+    /// `name` without its unit `seconds`, which is added.
+    fn histogram(&mut self, name: &str, help: &str, all: HistogramSnapshot) -> fmt::Result {
+        let buckets: Vec<(f64, u64)> = (0..=HISTOGRAM_BUCKETS)
+            .map(|bucket| (HistogramSnapshot::bound_seconds(bucket), all.buckets[bucket]))
+            .collect();
+        let unit = Unit::Seconds;
+        let mut metric =
+            self.encoder.encode_descriptor(name, help, Some(&unit), MetricType::Histogram)?;
+        metric.encode_histogram::<Labels>(all.sum_ns as f64 / 1e9, all.count(), &buckets, None)
+    }
+
+    /// Use and limit of each user, or database, with a limit of its own, and
+    /// of all others together.
+    fn named(
+        &mut self,
+        kind: &'static str,
+        rows: &[LimitRow],
+        name_of: impl Fn(&LimitRow) -> Option<Vec<u8>>,
+        default: Limit,
+    ) -> fmt::Result {
+        let mut used_by_others = 0;
+        let mut active = Vec::new();
+        let mut limits = Vec::new();
+        for row in rows {
+            match name_of(row) {
+                Some(name) if row.source != LimitSource::Default => {
+                    let label = labels([(kind, label_of(&name))]);
+                    active.push((label.clone(), gauge_value(row.used)));
+                    limits.push((label, limit_value(row.limit)));
+                }
+                Some(_) => used_by_others += row.used,
+                None => {}
+            }
+        }
+        let other = labels([(kind, OTHER.to_owned())]);
+        active.push((other.clone(), gauge_value(used_by_others)));
+        limits.push((other, limit_value(default)));
+        self.gauges(
+            &format!("gate_{kind}_connections_active"),
+            &format!("Sessions of a {kind}; without a limit of its own under other"),
+            active,
+        )?;
+        self.gauges(
+            &format!("gate_{kind}_connection_limit"),
+            &format!("Sessions allowed to a {kind}; 0 is unlimited, -1 nobody"),
+            limits,
+        )
+    }
+
+    fn write<M: EncodeMetric>(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<&Unit>,
+        kind: MetricType,
+        series: impl IntoIterator<Item = (Labels, M)>,
+    ) -> fmt::Result {
+        let mut metric = self.encoder.encode_descriptor(name, help, unit, kind)?;
+        for (labels, value) in series {
+            if labels.is_empty() {
+                value.encode(metric.encode_family(&NO_LABELS)?)?;
+            } else {
+                value.encode(metric.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+const NO_LABELS: [(&str, &str); 0] = [];
+
+/// A user that is called `other` must not share the series of all others:
+/// its first byte is shown escaped, which reads back as the same name.
+fn label_of(name: &[u8]) -> String {
+    match name {
+        b"other" => "\\x6fther".to_owned(),
+        _ => name::escape(name),
+    }
+}

@@ -1,0 +1,163 @@
+//! The control plane's thread: signals, drain, the end.
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use sd_notify::NotifyState;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::limited::{PERIOD, Watch};
+use super::socket::ControlSocket;
+use super::{ControlError, End, Shared, http, notify_systemd, reload};
+use crate::state::{Phase, State};
+
+/// Entries of the thread's ring: it serves few requests, and each is small.
+const RING_ENTRIES: u32 = 64;
+/// After the last session of a drain: for the last bytes of answers to
+/// clients that hold no slot.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
+
+/// Runs until gate ends. Says through `started` whether it could begin.
+pub(super) fn thread(
+    shared: Arc<Shared>,
+    admin: Option<TcpListener>,
+    mut socket: ControlSocket,
+    started: &Sender<Result<(), ControlError>>,
+) -> End {
+    let mut builder = tokio_uring::builder();
+    builder.entries(RING_ENTRIES);
+    let runtime = match tokio_uring::Runtime::new(&builder) {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            let _ = started.send(Err(ControlError::Ring(error)));
+            return End::Stopped;
+        }
+    };
+    runtime.block_on(async {
+        let begun = begin(&shared, admin, &mut socket);
+        match begun.map_err(ControlError::Start) {
+            Ok(signals) => {
+                let _ = started.send(Ok(()));
+                until_end(&shared, signals).await
+            }
+            Err(error) => {
+                let _ = started.send(Err(error));
+                End::Stopped
+            }
+        }
+    })
+}
+
+struct Signals {
+    hangup: Signal,
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+fn begin(
+    shared: &Arc<Shared>,
+    admin: Option<TcpListener>,
+    socket: &mut ControlSocket,
+) -> io::Result<Signals> {
+    let signals = Signals {
+        hangup: signal(SignalKind::hangup())?,
+        terminate: signal(SignalKind::terminate())?,
+        interrupt: signal(SignalKind::interrupt())?,
+    };
+    if let Some(admin) = admin {
+        let listener = tokio::net::TcpListener::from_std(admin)?;
+        tokio_uring::spawn(http::serve(listener, http::admin_routes(Arc::clone(shared))));
+    }
+    let listener = tokio::net::UnixListener::from_std(socket.listener()?)?;
+    tokio_uring::spawn(http::serve(listener, http::control_routes(Arc::clone(shared))));
+    Ok(signals)
+}
+
+async fn until_end(shared: &Arc<Shared>, mut signals: Signals) -> End {
+    let mut watch = Watch::default();
+    let mut drain: Option<Drain> = None;
+    let mut ticks = tokio::time::interval(PERIOD);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut looked = Instant::now();
+    loop {
+        tokio::select! {
+            _ = signals.interrupt.recv() => {
+                tracing::warn!("SIGINT: ends now");
+                return End::Interrupted;
+            }
+            _ = signals.terminate.recv() => {
+                if drain.is_some() {
+                    tracing::warn!("second SIGTERM: ends now");
+                    return End::Interrupted;
+                }
+                drain = Some(Drain::begin(&shared.state));
+            }
+            () = shared.drain.notified() => {
+                drain.get_or_insert_with(|| Drain::begin(&shared.state));
+            }
+            () = shared.stop.notified() => return End::Stopped,
+            _ = signals.hangup.recv() => {
+                // The signal may come while a slow name server is asked: the
+                // loop goes on meanwhile.
+                let shared = Arc::clone(shared);
+                tokio_uring::spawn(async move {
+                    let _ = reload::reload(&shared).await;
+                });
+            }
+            _ = ticks.tick() => {
+                watch.look(&shared.state, &shared.limited, looked.elapsed());
+                looked = Instant::now();
+            }
+        }
+        if let Some(end) = drain.as_mut().and_then(|drain| drain.end(&shared.state)) {
+            return end;
+        }
+    }
+}
+
+/// A drain under way.
+struct Drain {
+    deadline: Instant,
+    /// When the last session ended.
+    empty: Option<Instant>,
+}
+
+impl Drain {
+    fn begin(state: &State) -> Self {
+        state.advance(Phase::Draining);
+        let patience = state.config().timeouts.drain;
+        tracing::info!(
+            sessions = state.ledger.admitted(),
+            deadline_s = patience.as_secs_f64(),
+            "draining: new sessions are refused, sessions may end"
+        );
+        notify_systemd(NotifyState::Stopping);
+        Self { deadline: Instant::now() + patience, empty: None }
+    }
+
+    /// Whether it is over.
+    fn end(&mut self, state: &State) -> Option<End> {
+        let sessions = state.ledger.admitted();
+        if sessions == 0 {
+            let empty = *self.empty.get_or_insert_with(Instant::now);
+            let quiet = state.session_fds.load(Ordering::Relaxed) == 0;
+            if quiet || empty.elapsed() >= LAST_ANSWERS {
+                tracing::info!("drained");
+                return Some(End::Drained);
+            }
+        } else {
+            self.empty = None;
+        }
+        if Instant::now() >= self.deadline {
+            tracing::warn!(sessions, "the drain deadline: ends the sessions that are left");
+            return Some(End::DrainDeadline(sessions));
+        }
+        None
+    }
+}
