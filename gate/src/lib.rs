@@ -10,7 +10,10 @@ pub mod kernel;
 pub mod ledger;
 pub mod proto;
 pub mod ring;
+mod server;
 pub mod session;
 pub mod state;
 pub mod stats;
 pub mod worker;
+
+pub use server::{RunError, run};

@@ -4,6 +4,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
+use gate::RunError;
 use gate::config::{Config, ConfigError, ConfigSource, Flags, render, settings::Settings};
 
 /// A connection gate in front of PostgreSQL: it decides, per connection, who
@@ -26,6 +27,10 @@ struct Line {
     print_config: bool,
 }
 
+/// Failure while running.
+const EXIT_FAILED: u8 = 1;
+/// The host refuses.
+const EXIT_HOST: u8 = 3;
 /// Usage or configuration.
 const EXIT_USAGE: u8 = 2;
 
@@ -47,8 +52,16 @@ fn main() -> ExitCode {
         println!("the configuration is valid");
         return ExitCode::SUCCESS;
     }
-    let _ = config;
-    ExitCode::SUCCESS
+    match gate::run(config, source) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("gate: {error}");
+            ExitCode::from(match error {
+                RunError::Failed(_) => EXIT_FAILED,
+                RunError::Host(_) => EXIT_HOST,
+            })
+        }
+    }
 }
 
 fn load(source: &ConfigSource) -> Result<(Settings, Config), ConfigError> {

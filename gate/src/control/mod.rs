@@ -38,6 +38,7 @@ use std::time::Instant;
 use tokio::sync::Notify;
 
 use crate::config::ConfigSource;
+use crate::kernel::KernelLog;
 use crate::state::{KernelState, State};
 use limited::Limited;
 
@@ -142,7 +143,11 @@ impl Handle {
 ///
 /// # Errors
 /// See [`ControlError`]; nothing is left behind then.
-pub fn start(state: Arc<State>, source: ConfigSource) -> Result<Control, ControlError> {
+pub fn start(
+    state: Arc<State>,
+    source: ConfigSource,
+    kernel_log: Option<KernelLog>,
+) -> Result<Control, ControlError> {
     let config = state.config();
     let admin = config.admin.map(bind_admin).transpose()?;
     let admin_address = admin.as_ref().and_then(|listener| listener.local_addr().ok());
@@ -160,7 +165,7 @@ pub fn start(state: Arc<State>, source: ConfigSource) -> Result<Control, Control
     let of_thread = Arc::clone(&shared);
     let thread = std::thread::Builder::new()
         .name("control".to_owned())
-        .spawn(move || run::thread(of_thread, admin, socket, &started))
+        .spawn(move || run::thread(of_thread, admin, socket, kernel_log, &started))
         .map_err(ControlError::Start)?;
     match starting.recv() {
         Ok(Ok(())) => Ok(Control { thread, shared, admin: admin_address }),

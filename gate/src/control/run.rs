@@ -15,6 +15,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::limited::{PERIOD, Watch};
 use super::socket::ControlSocket;
 use super::{ControlError, End, Shared, http, notify_systemd, reload};
+use crate::kernel::{KernelLog, forward_log};
 use crate::state::{Phase, State};
 
 /// Entries of the thread's ring: it serves few requests, and each is small.
@@ -28,6 +29,7 @@ pub(super) fn thread(
     shared: Arc<Shared>,
     admin: Option<TcpListener>,
     mut socket: ControlSocket,
+    kernel_log: Option<KernelLog>,
     started: &Sender<Result<(), ControlError>>,
 ) -> End {
     let mut builder = tokio_uring::builder();
@@ -43,6 +45,9 @@ pub(super) fn thread(
         let begun = begin(&shared, admin, &mut socket);
         match begun.map_err(ControlError::Start) {
             Ok(signals) => {
+                if let Some(log) = kernel_log {
+                    tokio_uring::spawn(follow(log));
+                }
                 let _ = started.send(Ok(()));
                 until_end(&shared, signals).await
             }
@@ -52,6 +57,13 @@ pub(super) fn thread(
             }
         }
     })
+}
+
+/// Passes the kernel programs' log lines on.
+async fn follow(log: KernelLog) {
+    if let Err(error) = forward_log(log).await {
+        tracing::warn!(%error, "the kernel programs' log cannot be read any more");
+    }
 }
 
 struct Signals {

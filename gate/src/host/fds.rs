@@ -58,6 +58,26 @@ pub fn count_open_fds() -> io::Result<u64> {
     Ok(std::fs::read_dir("/proc/self/fd")?.count() as u64 - 1)
 }
 
+/// The CPUs that this process may run on.
+///
+/// # Errors
+/// The system refuses to tell.
+pub fn allowed_cpus() -> io::Result<Vec<usize>> {
+    // SAFETY: an all-zero cpu_set_t is the empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `set` is a valid cpu_set_t for the kernel to fill.
+    let result =
+        unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let is_allowed = |cpu: &usize| {
+        // SAFETY: `cpu` is below CPU_SETSIZE.
+        unsafe { libc::CPU_ISSET(*cpu, &set) }
+    };
+    Ok((0..libc::CPU_SETSIZE as usize).filter(is_allowed).collect())
+}
+
 /// Keeps the calling thread on one CPU.
 ///
 /// # Errors

@@ -4,6 +4,6 @@ mod fds;
 mod lock;
 mod waker;
 
-pub use fds::{FdBudget, POLITE_RESERVE, count_open_fds, pin_to_cpu, raise_fd_limit};
+pub use fds::{FdBudget, POLITE_RESERVE, allowed_cpus, count_open_fds, pin_to_cpu, raise_fd_limit};
 pub use lock::{InstanceLock, InstanceLockError, try_lock};
 pub use waker::Waker;

@@ -144,10 +144,10 @@ fn identity(parameters: &[u8]) -> Result<Identity, Refusal> {
     let mut walsender = false;
     let mut rest = parameters;
     loop {
-        let (name, after_name) = c_string(rest);
-        if name.is_empty() {
+        if matches!(rest, [] | [0, ..]) {
             break;
         }
+        let (name, after_name) = c_string(rest);
         // PostgreSQL complains of a missing value as of a missing terminator.
         if after_name.is_empty() {
             return Err(Refusal::StartupLayout);
@@ -178,7 +178,6 @@ fn identity(parameters: &[u8]) -> Result<Identity, Refusal> {
 /// Splits at the first NUL; without one, everything is the string.
 fn c_string(bytes: &[u8]) -> (&[u8], &[u8]) {
     match bytes.iter().position(|byte| *byte == 0) {
-        Some(0) => (b"", bytes),
         Some(end) => (&bytes[..end], &bytes[end + 1..]),
         None => (bytes, b""),
     }

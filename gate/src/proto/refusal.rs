@@ -107,17 +107,17 @@ mod tests {
     #[test]
     fn golden_bytes_of_a_full_server() {
         let expected =
-            b"E\x00\x00\x00\x3cSFATAL\0VFATAL\0C53300\0Msorry, too many clients already\0\0";
+            b"E\x00\x00\x00\x3bSFATAL\0VFATAL\0C53300\0Msorry, too many clients already\0\0";
         assert_eq!(Refusal::TooManyClients.encode(), expected);
     }
 
     #[test]
     fn golden_bytes_of_a_full_role_and_a_full_database() {
         let role =
-            b"E\x00\x00\x00\x42SFATAL\0VFATAL\0C53300\0Mtoo many connections for role \"app\"\0\0";
+            b"E\x00\x00\x00\x3fSFATAL\0VFATAL\0C53300\0Mtoo many connections for role \"app\"\0\0";
         assert_eq!(Refusal::TooManyForRole(b"app".to_vec()).encode(), role);
         let database =
-            b"E\x00\x00\x00\x47SFATAL\0VFATAL\0C53300\0Mtoo many connections for database \"prod\"\0\0";
+            b"E\x00\x00\x00\x44SFATAL\0VFATAL\0C53300\0Mtoo many connections for database \"prod\"\0\0";
         assert_eq!(
             Refusal::TooManyForDatabase(b"prod".to_vec()).encode(),
             database

@@ -337,6 +337,10 @@ fn e1_one_deadline_covers_the_whole_startup_phase() {
 struct Random(u64);
 
 impl Random {
+    fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
     fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -394,7 +398,7 @@ fn random_step(driver: &mut Driver, random: &mut Random, rest: &mut Vec<u8>) {
 #[test]
 fn random_schedules_hold_every_invariant_and_come_to_an_end() {
     for seed in 1..=50_000 {
-        let mut random = Random(seed * 0x9e37_79b9_7f4a_7c15 | 1);
+        let mut random = Random::new(seed);
         let doomed = (random.below(6) == 0).then_some(Reason::OverCeiling);
         let mut driver = Driver::new(doomed);
         let mut rest = script(&mut random);
@@ -428,7 +432,7 @@ fn a7_all_ends_at_once_close_exactly_once() {
         Input::Stop,
     ];
     for seed in 1..=10_000_u64 {
-        let mut random = Random(seed * 0x9e37_79b9_7f4a_7c15 | 1);
+        let mut random = Random::new(seed);
         let mut driver = established();
         let mut order: Vec<_> = ends.to_vec();
         for index in (1..order.len()).rev() {
