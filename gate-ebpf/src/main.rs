@@ -43,7 +43,7 @@ use aya_ebpf::programs::{SkReuseportContext, SockContext, SockOpsContext, Sockop
 use aya_log_ebpf::warn;
 use gate_common::abi::{AdmitRequest, SO_GATE_ADMIT, SOL_GATE};
 use gate_common::errno::AdmitErrno;
-use gate_common::limit::resolve_over_headroom;
+use gate_common::limit::Limit;
 use gate_common::record::{self, SocketRecord};
 use gate_common::word::Word as _;
 
@@ -102,8 +102,9 @@ fn established(ctx: &SockOpsContext, socket: *mut c_void) {
         state.errors.fetch_add(1);
         return;
     }
-    let cells = ListenerCells(tag.listener);
-    record::established(record, state, &cells, Maps.ceiling(tag.listener).tokens());
+    // No ceiling to be read, which cannot be, lets nobody in.
+    let tokens = Maps.ceiling(tag.listener).map_or(0, Limit::tokens);
+    record::established(record, state, &ListenerCells(tag.listener), tokens);
 }
 
 #[inline(always)]
@@ -222,7 +223,9 @@ pub fn gate_steer(_ctx: SkReuseportContext) -> u32 {
     let Some(state) = LISTENER_STATE.get(listener) else {
         return sk_action::SK_PASS;
     };
-    let headroom = resolve_over_headroom(Maps.over_headroom(), Maps.ceiling(listener));
+    let Some(headroom) = Maps.over_headroom(listener) else {
+        return sk_action::SK_PASS;
+    };
     if state.over.load() < headroom {
         return sk_action::SK_PASS;
     }

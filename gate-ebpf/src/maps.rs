@@ -16,7 +16,9 @@ use gate_common::abi::{
     LISTENERS_MAX, ListenerState, ListenerTag, Meta, NameKey, SLOTS_MAX, SlotRef, slot,
 };
 use gate_common::cells::Cells;
-use gate_common::limit::{Limit, LimitWords, Setting, resolve, resolve_ceiling};
+use gate_common::limit::{
+    Limit, LimitWords, Setting, resolve, resolve_ceiling, resolve_over_headroom,
+};
 use gate_common::record::SocketRecord;
 use gate_common::slots::Book;
 
@@ -120,39 +122,40 @@ impl<T, const FLAGS: usize> SocketStorage<T, FLAGS> {
 /// The limits and slots of this instance.
 pub struct Maps;
 
+// A missing value is handed on as `None`, never turned into a setting: of an
+// enum made in two places LLVM copies the payload that one of them does not
+// have, and the verifier refuses to read it ("!read_ok").
 impl Maps {
-    /// The setting in force at an index of LIMITS.
-    #[inline(always)]
-    fn setting(&self, index: u32) -> Setting {
-        // The index is a constant below the map's size: always found. A map
-        // that is not as declared must not open the gate.
-        LIMITS.get(index).map_or(Setting::None, LimitWords::setting)
-    }
-
-    #[inline(always)]
-    fn limit_of(&self, index: u32) -> Limit {
-        resolve(self.setting(index), Setting::Inherit)
-    }
-
     /// The ceiling in force for a listener.
     #[inline(always)]
-    pub fn ceiling(&self, listener: u32) -> Limit {
-        let own = LISTENER_LIMITS
-            .get(listener)
-            .map_or(Setting::None, LimitWords::setting);
-        resolve_ceiling(
-            own,
-            self.setting(slot::CEILING),
-            self.limit_of(slot::TOTAL),
-            self.limit_of(slot::MAX_PENDING),
-            self.limit_of(slot::FD_CAP),
-        )
+    pub fn ceiling(&self, listener: u32) -> Option<Limit> {
+        Some(resolve_ceiling(
+            LISTENER_LIMITS.get(listener)?.setting(),
+            self.setting(slot::CEILING)?,
+            self.limit_of(slot::TOTAL)?,
+            self.limit_of(slot::MAX_PENDING)?,
+            self.limit_of(slot::FD_CAP)?,
+        ))
     }
 
-    /// The setting of the headroom above every ceiling.
+    /// How many sockets may be over a listener's ceiling.
     #[inline(always)]
-    pub fn over_headroom(&self) -> Setting {
-        self.setting(slot::OVER_HEADROOM)
+    pub fn over_headroom(&self, listener: u32) -> Option<u64> {
+        let ceiling = self.ceiling(listener)?;
+        Some(resolve_over_headroom(
+            self.setting(slot::OVER_HEADROOM)?,
+            ceiling,
+        ))
+    }
+
+    #[inline(always)]
+    fn setting(&self, index: u32) -> Option<Setting> {
+        Some(LIMITS.get(index)?.setting())
+    }
+
+    #[inline(always)]
+    fn limit_of(&self, index: u32) -> Option<Limit> {
+        Some(resolve(self.setting(index)?, Setting::Inherit))
     }
 }
 

@@ -124,6 +124,14 @@ impl Counted {
         TcpStream::connect_timeout(&self.address, SETTLE)
     }
 
+    /// Connects a client to this port at another local address.
+    ///
+    /// # Errors
+    /// The connection's.
+    pub fn connect_to(&self, address: [u8; 4]) -> io::Result<TcpStream> {
+        TcpStream::connect_timeout(&(address, self.address.port()).into(), SETTLE)
+    }
+
     /// Connects a client and accepts it.
     ///
     /// # Errors

@@ -1,4 +1,6 @@
-//! What the kernel tier shares: the jail, and a listener that is counted.
+//! What the kernel tier shares: the jail, a listener that is counted, small
+//! network helpers.
 
 pub mod counted;
 pub mod jail;
+pub mod net;

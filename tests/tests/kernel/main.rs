@@ -3,7 +3,11 @@
 //! Each test is a process of its own in a jail (`gate_tests::kernel::jail`);
 //! the hidden first argument says which test, or which part of one, to play.
 
+mod ceiling;
+mod counting;
 mod plane;
+mod slots;
+mod victim;
 
 use std::process::ExitCode;
 
@@ -17,7 +21,7 @@ type Test = (&'static str, fn() -> Result<()>);
 const JAILED: &str = "--jailed";
 
 fn tests() -> Vec<Test> {
-    [plane::TESTS].concat()
+    [plane::TESTS, counting::TESTS, slots::TESTS, ceiling::TESTS].concat()
 }
 
 fn main() -> ExitCode {
@@ -26,6 +30,11 @@ fn main() -> ExitCode {
         && flag == JAILED
     {
         return jailed(name);
+    }
+    if let [_, flag, instance, listener, count] = &arguments[..]
+        && flag == victim::FLAG
+    {
+        return ended(victim::play(instance, listener, count));
     }
     let missing = jail::missing_rights();
     if let Some(reason) = &missing {
@@ -46,10 +55,15 @@ fn main() -> ExitCode {
 }
 
 fn jailed(name: &str) -> ExitCode {
-    let result = match tests().into_iter().find(|(found, _)| *found == name) {
-        Some((_, test)) => jail::enter().and_then(|_| test()),
-        None => Err(anyhow::anyhow!("no test of this name")),
-    };
+    ended(
+        match tests().into_iter().find(|(found, _)| *found == name) {
+            Some((_, test)) => jail::enter().and_then(|_| test()),
+            None => Err(anyhow::anyhow!("no test of this name")),
+        },
+    )
+}
+
+fn ended(result: Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
