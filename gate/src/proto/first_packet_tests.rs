@@ -179,7 +179,7 @@ fn no_user_is_28000() {
 #[test]
 fn e3_any_minor_of_major_3_passes_and_no_other_major() {
     for minor in [0, 1, 2, 3999, 9999] {
-        let bytes = packet(0x0003_0000 | minor, b"user\0a\0_pq_.x\01\0\0");
+        let bytes = packet(0x0003_0000 | minor, b"user\0a\0_pq_.x\0y\0\0");
         assert!(matches!(parse(&bytes, NONE), FirstPacket::Startup { .. }));
     }
     for major in [0_u16, 2, 4, 99] {
