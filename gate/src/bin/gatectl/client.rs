@@ -28,12 +28,19 @@ pub fn ask(
     body: Option<String>,
     patience: Duration,
 ) -> io::Result<Answer> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     runtime.block_on(async {
         let exchange = exchange(socket, method, path, body);
-        tokio::time::timeout(patience, exchange).await.map_err(|_| {
-            io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {patience:?}"))
-        })?
+        tokio::time::timeout(patience, exchange)
+            .await
+            .map_err(|_| {
+                io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    format!("no answer within {patience:?}"),
+                )
+            })?
     })
 }
 
@@ -44,18 +51,30 @@ async fn exchange(
     body: Option<String>,
 ) -> io::Result<Answer> {
     let stream = UnixStream::connect(socket).await?;
-    let (mut sender, connection) =
-        http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(io::Error::other)?;
     tokio::spawn(connection);
-    let mut request = Request::builder().method(method).uri(path).header(header::HOST, "gate");
+    let mut request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::HOST, "gate");
     if body.is_some() {
         request = request.header(header::CONTENT_TYPE, "application/json");
     }
     let request = request
         .body(Full::new(Bytes::from(body.unwrap_or_default())))
         .map_err(io::Error::other)?;
-    let answer = sender.send_request(request).await.map_err(io::Error::other)?;
+    let answer = sender
+        .send_request(request)
+        .await
+        .map_err(io::Error::other)?;
     let success = answer.status().is_success();
-    let body = answer.into_body().collect().await.map_err(io::Error::other)?.to_bytes();
+    let body = answer
+        .into_body()
+        .collect()
+        .await
+        .map_err(io::Error::other)?
+        .to_bytes();
     Ok(Answer { success, body })
 }

@@ -28,7 +28,11 @@ fn text(connections: &Connections) -> String {
     );
     let mut backends = Table::new(["BACKEND", "ACTIVE", "LIMIT"]);
     for (name, backend) in &connections.by_backend {
-        backends.row([name.clone(), backend.active.to_string(), limit(backend.limit.get())]);
+        backends.row([
+            name.clone(),
+            backend.active.to_string(),
+            limit(backend.limit.get()),
+        ]);
     }
     let tables = [
         named("USER", &connections.by_user),

@@ -16,7 +16,11 @@ pub struct Output {
 
 impl Output {
     /// Prints an object as JSON, or what `text` makes of it.
-    pub fn print<T: Serialize>(self, object: &T, text: impl FnOnce(&T) -> String) -> Result<(), Failure> {
+    pub fn print<T: Serialize>(
+        self,
+        object: &T,
+        text: impl FnOnce(&T) -> String,
+    ) -> Result<(), Failure> {
         if self.json {
             let json = serde_json::to_string_pretty(object).map_err(Failure::new)?;
             return write(&(json + "\n"));
@@ -41,7 +45,9 @@ pub struct Table {
 
 impl Table {
     pub fn new<const N: usize>(head: [&str; N]) -> Self {
-        Self { rows: vec![head.map(str::to_owned).into()] }
+        Self {
+            rows: vec![head.map(str::to_owned).into()],
+        }
     }
 
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
@@ -55,11 +61,16 @@ impl Table {
     pub fn render(&self) -> String {
         let columns = self.rows[0].len();
         let width = |column: usize| {
-            self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)
+            self.rows
+                .iter()
+                .map(|row| row[column].chars().count())
+                .max()
+                .unwrap_or(0)
         };
         let right = |column: usize| self.rows[1..].iter().all(|row| is_numeric(&row[column]));
-        let layout: Vec<(usize, bool)> =
-            (0..columns).map(|column| (width(column), right(column))).collect();
+        let layout: Vec<(usize, bool)> = (0..columns)
+            .map(|column| (width(column), right(column)))
+            .collect();
         let mut text = String::new();
         for row in &self.rows {
             let mut line = String::new();
@@ -97,7 +108,11 @@ mod tests {
     fn numbers_stand_right_and_words_left() {
         let mut table = Table::new(["USER", "ACTIVE", "LIMIT"]);
         table.row(["app".to_owned(), "42".to_owned(), "50".to_owned()]);
-        table.row(["Zo\u{eb}".to_owned(), "7".to_owned(), limit(Limit::Unlimited)]);
+        table.row([
+            "Zo\u{eb}".to_owned(),
+            "7".to_owned(),
+            limit(Limit::Unlimited),
+        ]);
         assert_eq!(
             table.render(),
             "USER  ACTIVE      LIMIT\n\

@@ -20,14 +20,27 @@ fn text(status: &Status) -> String {
         ("instance", status.instance.clone()),
         ("state", state(status)),
         ("kernel plane", kernel(status)),
-        ("sessions", format!("{} of {}", total.active, limit(total.limit.get()))),
-        ("pending", format!("{} of {}", total.pending, limit(status.pending_limit.get()))),
+        (
+            "sessions",
+            format!("{} of {}", total.active, limit(total.limit.get())),
+        ),
+        (
+            "pending",
+            format!("{} of {}", total.pending, limit(status.pending_limit.get())),
+        ),
         ("limited now", limited(status)),
     ];
     if let Some(process) = &status.process {
-        let refused: Vec<String> =
-            process.rejected.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
-        let refused = if refused.is_empty() { "nobody".to_owned() } else { refused.join(", ") };
+        let refused: Vec<String> = process
+            .rejected
+            .iter()
+            .map(|(reason, count)| format!("{reason} {count}"))
+            .collect();
+        let refused = if refused.is_empty() {
+            "nobody".to_owned()
+        } else {
+            refused.join(", ")
+        };
         lines.push(("refused", refused));
         if let (Some(open), Some(max)) = (process.open_fds, process.max_fds) {
             lines.push(("descriptors", format!("{open} of {max}")));
@@ -35,7 +48,10 @@ fn text(status: &Status) -> String {
     }
     if status.runtime_limits > 0 {
         let note = "`gatectl limits export` makes them configuration, else a reboot loses them";
-        lines.push(("set at runtime", format!("{} limits; {note}", status.runtime_limits)));
+        lines.push((
+            "set at runtime",
+            format!("{} limits; {note}", status.runtime_limits),
+        ));
     }
     let mut text = String::new();
     for (name, value) in lines {
@@ -50,7 +66,8 @@ fn text(status: &Status) -> String {
 
 fn state(status: &Status) -> String {
     match &status.process {
-        None => "down: nobody answers at the control socket; the kernel's counts and limits stand".to_owned(),
+        None => "down: nobody answers at the control socket; the kernel's counts and limits stand"
+            .to_owned(),
         Some(process) => {
             let uptime = humantime::format_duration(Duration::from_secs(process.uptime_seconds));
             format!(
@@ -73,10 +90,17 @@ fn kernel(status: &Status) -> String {
 }
 
 fn limited(status: &Status) -> String {
-    let limited = status.limited.iter().map(|limited| match limited.names.as_slice() {
-        [] => limited.scope.clone(),
-        names => format!("{} ({})", limited.scope, names.join(", ")),
-    });
+    let limited = status
+        .limited
+        .iter()
+        .map(|limited| match limited.names.as_slice() {
+            [] => limited.scope.clone(),
+            names => format!("{} ({})", limited.scope, names.join(", ")),
+        });
     let limited: Vec<String> = limited.collect();
-    if limited.is_empty() { "nothing".to_owned() } else { limited.join(", ") }
+    if limited.is_empty() {
+        "nothing".to_owned()
+    } else {
+        limited.join(", ")
+    }
 }

@@ -40,7 +40,10 @@ pub struct Failure {
 
 impl Failure {
     pub fn new(message: impl ToString) -> Self {
-        Self { exit: EXIT_FAILED, message: message.to_string() }
+        Self {
+            exit: EXIT_FAILED,
+            message: message.to_string(),
+        }
     }
 }
 
@@ -111,7 +114,10 @@ impl Target {
         path: &str,
         body: Option<&impl Serialize>,
     ) -> Result<T, Failure> {
-        let body = body.map(serde_json::to_string).transpose().map_err(Failure::new)?;
+        let body = body
+            .map(serde_json::to_string)
+            .transpose()
+            .map_err(Failure::new)?;
         match client::ask(&self.control, Method::POST, path, body, LONG_PATIENCE) {
             Ok(answer) => decode(&checked(answer)?.body),
             Err(silence) => {
@@ -170,7 +176,10 @@ pub fn listeners(ledger: &Ledger) -> Result<Vec<ListenerInfo>, Failure> {
     let listener = |(key, slot): &(gate_common::abi::NameKey, gate_common::abi::SlotRef)| {
         let text = std::str::from_utf8(key.name()).ok()?;
         let address: SocketAddr = text.parse().ok()?;
-        (key.kind == NameKind::Listener as u8).then_some(ListenerInfo { address, index: slot.index })
+        (key.kind == NameKind::Listener as u8).then_some(ListenerInfo {
+            address,
+            index: slot.index,
+        })
     };
     Ok(names.iter().filter_map(listener).collect())
 }

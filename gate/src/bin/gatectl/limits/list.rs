@@ -6,7 +6,9 @@ use crate::output::{Output, Table, limit};
 use crate::target::{Failure, Target};
 
 pub fn run(target: &Target, output: Output) -> Result<(), Failure> {
-    let listed = target.read("/limits", |ledger| limits::list(ledger).map_err(Failure::new))?;
+    let listed = target.read("/limits", |ledger| {
+        limits::list(ledger).map_err(Failure::new)
+    })?;
     output.print(&listed, |listed: &Vec<_>| {
         let mut table = Table::new(["LIMIT", "NAME", "VALUE", "USED", "SOURCE"]);
         for entry in listed {

@@ -43,8 +43,15 @@ fn name_text(text: &str) -> Result<String, name::NameError> {
 /// What is in force after a change.
 fn print_entry(entry: &LimitEntry, output: Output) -> Result<(), Failure> {
     output.print(entry, |entry| {
-        let name = entry.name.as_ref().map(|name| format!(" {name}")).unwrap_or_default();
-        let used = entry.used.map(|used| format!(", {used} in use")).unwrap_or_default();
+        let name = entry
+            .name
+            .as_ref()
+            .map(|name| format!(" {name}"))
+            .unwrap_or_default();
+        let used = entry
+            .used
+            .map(|used| format!(", {used} in use"))
+            .unwrap_or_default();
         let limit = output::limit(entry.limit.get());
         format!("{}{name}: {limit} ({}){used}\n", entry.key, entry.source)
     })

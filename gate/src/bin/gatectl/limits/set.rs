@@ -79,12 +79,18 @@ fn change(key: Key) -> Result<LimitChange, Failure> {
         Key::PerSource(limit) => plain("per-source", limit),
         Key::Ceiling { mut arguments } => {
             let text = arguments.pop().unwrap_or_default();
-            let value = text.parse().map_err(|message| Failure { exit: 2, message })?;
+            let value = text
+                .parse()
+                .map_err(|message| Failure { exit: 2, message })?;
             make("ceiling", arguments.pop(), value)
         }
     })
 }
 
 fn make(key: &str, name: Option<String>, value: LimitValue) -> LimitChange {
-    LimitChange { key: key.to_owned(), name, value: Some(value.to_string()) }
+    LimitChange {
+        key: key.to_owned(),
+        name,
+        value: Some(value.to_string()),
+    }
 }

@@ -52,7 +52,11 @@ pub fn run(key: Key, target: &Target, output: Output) -> Result<(), Failure> {
         Key::Ceiling { listener } => ("ceiling", listener),
         Key::OverHeadroom => ("over-headroom", None),
     };
-    let change = LimitChange { key: key.to_owned(), name, value: None };
+    let change = LimitChange {
+        key: key.to_owned(),
+        name,
+        value: None,
+    };
     let entry = match target.for_limits()? {
         Reached::Maps(ledger) => limits::unset(&ledger, &change).map_err(Failure::new)?,
         Reached::Gate(()) => target.post("/limits/unset", Some(&change))?,
