@@ -31,6 +31,8 @@ pub struct Plan {
     pub settings: String,
     /// RLIMIT_NOFILE, soft and hard.
     pub nofile: Option<u64>,
+    /// Instance and control socket of another gate, which keeps its pins.
+    pub twin_of: Option<(String, PathBuf)>,
 }
 
 impl Plan {
@@ -42,6 +44,7 @@ impl Plan {
             backend: backend.to_string(),
             settings: settings.into(),
             nofile: None,
+            twin_of: None,
         }
     }
 }
@@ -51,8 +54,8 @@ impl Plan {
 pub struct Gate {
     plan: Plan,
     instance: String,
+    control: PathBuf,
     directory: TempDir,
-    // Declared after nothing that runs in it: removed when the child is gone.
     cgroup: Option<Cgroup>,
     port: u16,
     admin_port: u16,
@@ -84,12 +87,19 @@ impl Gate {
     /// # Errors
     /// When a file or the cgroup cannot be made.
     pub fn prepare(plan: Plan) -> Result<Self> {
-        let instance = host::unique_name("e2e");
+        let own = host::unique_name("e2e");
+        let directory = tempfile::Builder::new().prefix("gate-e2e-").tempdir()?;
         let kernel = plan.kernel != Plane::Local.flag() && host::is_root();
+        let cgroup = kernel.then(|| Cgroup::make(&own)).transpose()?;
+        let (instance, control) = match plan.twin_of.clone() {
+            Some(other) => other,
+            None => (own, directory.path().join("control.sock")),
+        };
         let gate = Self {
-            cgroup: kernel.then(|| Cgroup::make(&instance)).transpose()?,
             instance,
-            directory: tempfile::Builder::new().prefix("gate-e2e-").tempdir()?,
+            control,
+            directory,
+            cgroup,
             port: host::free_port(),
             admin_port: host::free_port(),
             child: None,
@@ -151,8 +161,8 @@ impl Gate {
 
     /// Path of the control socket.
     #[must_use]
-    pub fn control(&self) -> PathBuf {
-        self.directory.path().join("control.sock")
+    pub fn control(&self) -> &Path {
+        &self.control
     }
 
     /// Path of the configuration file.
@@ -321,7 +331,9 @@ impl Drop for Gate {
             let _ = child.wait();
         }
         suite::attach(self.report());
-        host::remove_pins(&self.instance);
+        if self.plan.twin_of.is_none() {
+            host::remove_pins(&self.instance);
+        }
     }
 }
 

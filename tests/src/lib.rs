@@ -12,12 +12,13 @@
 //! | [`wire`] | packets, answers and error fields of the PostgreSQL protocol, byte for byte |
 //! | [`session`] | a small client on top of [`wire`] |
 //! | [`backend`] | scripted backends: trusting, silent, full, resetting, stubborn |
-//! | [`kernel`] | a cgroup, namespace and pin directory of one kernel test's own |
+//! | [`crowd`] | many clients at once |
 //! | [`clients`] | psql, pgbench and tokio-postgres with deadlines |
 
 pub mod backend;
 pub mod binaries;
 pub mod clients;
+pub mod crowd;
 pub mod gate;
 pub mod host;
 pub mod kernel;

@@ -248,7 +248,7 @@ fn configure(data: &Path, sockets: &Path, port: u16) -> Result<()> {
         "listen_addresses = '127.0.0.1'\n\
          port = {port}\n\
          unix_socket_directories = '{}'\n\
-         max_connections = 400\n\
+         max_connections = 800\n\
          max_wal_senders = 10\n\
          shared_buffers = '64MB'\n\
          max_wal_size = '512MB'\n\
