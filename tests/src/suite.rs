@@ -79,6 +79,8 @@ impl Suite {
         // Most of a test is waiting, but gate and PostgreSQL need CPU too.
         arguments.test_threads.get_or_insert(3);
         panic::set_hook(Box::new(remember_panic));
+        // SAFETY: no other thread runs yet. An error is to tell its place.
+        unsafe { std::env::set_var("RUST_LIB_BACKTRACE", "1") };
         let kernel_missing = host::no_kernel_plane();
         // The server dies with the thread that starts it: this one.
         let postgres = if arguments.list {
@@ -140,7 +142,7 @@ fn run_one(stage: &Stage, check: Check) -> Result<(), Failed> {
     ATTACHMENTS.take();
     let message = match panic::catch_unwind(AssertUnwindSafe(|| check(stage))) {
         Ok(Ok(())) => return Ok(()),
-        Ok(Err(error)) => format!("{error:?}"),
+        Ok(Err(error)) => format!("{error:#}{}", places(&error)),
         Err(payload) => {
             let place = PANIC_PLACE.take().unwrap_or_default();
             format!("{}\n  at {place}", panic_text(&*payload))
@@ -149,6 +151,17 @@ fn run_one(stage: &Stage, check: Check) -> Result<(), Failed> {
     let mut all = vec![message];
     all.extend(ATTACHMENTS.take());
     Err(Failed::from(all.join("\n")))
+}
+
+/// The lines of the tests that an error came through.
+fn places(error: &anyhow::Error) -> String {
+    let trace = error.backtrace().to_string();
+    let mut places = String::new();
+    for line in trace.lines().filter(|line| line.contains("/e2e/")) {
+        places.push_str("\n  ");
+        places.push_str(line.trim());
+    }
+    places
 }
 
 fn panic_text(payload: &(dyn Any + Send)) -> String {

@@ -140,7 +140,7 @@ fn wrong_password(stage: &Stage) -> Result<()> {
         }
         let password = Some(LOCKED_PASSWORD);
         let one_more = tokio_client(gate.address(), LOCKED_USER, "prod", password).await;
-        assert_eq!(sqlstate(&one_more.err().expect("the limit is 5")), "53300");
+        assert_eq!(sqlstate(&one_more.expect_err("the limit is 5")), "53300");
         for client in &clients {
             client.simple_query("select 1").await?;
         }

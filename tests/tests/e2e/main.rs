@@ -9,6 +9,7 @@ mod login;
 mod machine;
 mod pending;
 mod race;
+mod reading;
 mod refusal;
 mod relay;
 mod startup;
@@ -20,6 +21,7 @@ fn main() {
     limits::register(&mut suite);
     statistics::register(&mut suite);
     refusal::register(&mut suite);
+    reading::register(&mut suite);
     startup::register(&mut suite);
     login::register(&mut suite);
     relay::register(&mut suite);
