@@ -13,6 +13,7 @@
 //! | [`session`] | a small client on top of [`wire`] |
 //! | [`backend`] | scripted backends: trusting, silent, full, resetting, stubborn |
 //! | [`crowd`] | many clients at once |
+//! | [`kernel`] | a cgroup, network namespace and pin directory for each kernel test |
 //! | [`clients`] | psql, pgbench and tokio-postgres with deadlines |
 
 pub mod backend;
