@@ -347,7 +347,7 @@ fn check_loops(
             ));
         }
     }
-    match admin.and_then(|admin| reaches(admin)) {
+    match admin.and_then(reaches) {
         Some(listener) => Err(invalid(
             "admin",
             format!("the address of the listener {listener}"),

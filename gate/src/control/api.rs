@@ -32,7 +32,10 @@ impl LimitField {
 
 impl From<Limit> for LimitField {
     fn from(limit: Limit) -> Self {
-        Self { limit: limit_number(limit), none: limit == Limit::None }
+        Self {
+            limit: limit_number(limit),
+            none: limit == Limit::None,
+        }
     }
 }
 

@@ -36,7 +36,10 @@ pub fn read(
             LimitKey::User(user) => add_named(&mut by_user, user, row),
             LimitKey::Database(database) => add_named(&mut by_database, database, row),
             LimitKey::Backend(backend) => {
-                let used = BackendUse { active: row.used, limit: row.limit.into() };
+                let used = BackendUse {
+                    active: row.used,
+                    limit: row.limit.into(),
+                };
                 by_backend.insert(name::escape(backend), used);
             }
             _ => {}

@@ -131,7 +131,10 @@ async fn get_ready(State(shared): State<Arc<Shared>>) -> (StatusCode, String) {
     let phase = shared.state.phase();
     match phase {
         Phase::Serving => (StatusCode::OK, "ready\n".to_owned()),
-        _ => (StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", status::phase_word(phase))),
+        _ => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("{}\n", status::phase_word(phase)),
+        ),
     }
 }
 

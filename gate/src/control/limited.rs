@@ -96,7 +96,11 @@ impl Limited {
     /// How long it has been so in all.
     #[must_use]
     pub fn limited_for(&self, scope: Scope) -> Duration {
-        Duration::from_millis(self.scopes[scope as usize].limited_ms.load(Ordering::Relaxed))
+        Duration::from_millis(
+            self.scopes[scope as usize]
+                .limited_ms
+                .load(Ordering::Relaxed),
+        )
     }
 }
 
@@ -144,7 +148,11 @@ impl Watch {
         let now = names.is_some() || rejected > seen.rejected;
         let rejected_until_now = seen.rejected;
         seen.rejected = rejected;
-        seen.calm = if now { Duration::ZERO } else { seen.calm + elapsed };
+        seen.calm = if now {
+            Duration::ZERO
+        } else {
+            seen.calm + elapsed
+        };
         if now && !was {
             seen.rejected_before = rejected_until_now;
             shared.limited.store(true, Ordering::Relaxed);
@@ -162,10 +170,13 @@ impl Watch {
 #[must_use]
 pub fn now(ledger: &Ledger, kernel_active: bool) -> Vec<api::Limited> {
     let reached = reached_in(ledger, kernel_active);
-    let limited = Scope::ALL.into_iter().zip(reached).filter_map(|(scope, names)| {
-        let scope = scope.label().to_owned();
-        names.map(|names| api::Limited { scope, names })
-    });
+    let limited = Scope::ALL
+        .into_iter()
+        .zip(reached)
+        .filter_map(|(scope, names)| {
+            let scope = scope.label().to_owned();
+            names.map(|names| api::Limited { scope, names })
+        });
     limited.collect()
 }
 
@@ -208,7 +219,10 @@ fn reached_in(ledger: &Ledger, kernel_active: bool) -> Reached {
 fn rejected(state: &State, reason: Reason) -> u64 {
     let listeners = 0..state.listeners.len();
     let of_worker = |stats: &crate::stats::Stats| -> u64 {
-        listeners.clone().map(|listener| stats.rejected_count(listener, reason)).sum()
+        listeners
+            .clone()
+            .map(|listener| stats.rejected_count(listener, reason))
+            .sum()
     };
     state.stats.iter().map(|stats| of_worker(stats)).sum()
 }
@@ -222,7 +236,13 @@ mod tests {
         let (mut watch, limited) = (Watch::default(), Limited::default());
         let mut step = |reached: bool, rejected: u64| {
             let names: Option<&[String]> = if reached { Some(&[]) } else { None };
-            watch.step(Scope::User, names, rejected, &limited, Duration::from_secs(1));
+            watch.step(
+                Scope::User,
+                names,
+                rejected,
+                &limited,
+                Duration::from_secs(1),
+            );
             limited.is_limited(Scope::User)
         };
         assert!(!step(false, 0));

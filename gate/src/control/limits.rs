@@ -7,10 +7,10 @@ use gate_common::limit::{Limit, Setting};
 use gate_common::slots::Book;
 
 use super::api::{LimitChange, LimitEntry};
+use crate::config::name;
 use crate::config::render;
 use crate::config::settings::LimitSettings;
 use crate::config::value::LimitValue;
-use crate::config::name;
 use crate::ledger::{Layer, Ledger, LimitKey, LimitRow, LimitSource};
 
 /// What `gatectl limits set` takes, for help and errors.
@@ -67,7 +67,9 @@ pub fn unset(ledger: &Ledger, change: &LimitChange) -> Result<LimitEntry, LimitE
 /// The table of names could not be read.
 pub fn export(ledger: &Ledger) -> Result<String, LimitError> {
     let plain = |index| {
-        let setting = ledger.limit(index).map_or(Setting::Inherit, |words| words.setting());
+        let setting = ledger
+            .limit(index)
+            .map_or(Setting::Inherit, |words| words.setting());
         move |default: LimitValue| match setting {
             Setting::Inherit => default,
             set => LimitValue(set),
@@ -149,7 +151,8 @@ fn parse_key(ledger: &Ledger, change: &LimitChange) -> Result<LimitKey, LimitErr
         };
     };
     let parsed = || {
-        name::parse(name).map_err(|error| LimitError(format!("{key} `{}`: {error}", name.escape_debug())))
+        name::parse(name)
+            .map_err(|error| LimitError(format!("{key} `{}`: {error}", name.escape_debug())))
     };
     match key {
         "user" => Ok(LimitKey::User(parsed()?)),
@@ -189,7 +192,11 @@ fn known(ledger: &Ledger, kind: NameKind, name: &[u8]) -> Result<(), LimitError>
     if name.len() <= NAME_BYTES_MAX && of_kind.contains(&name) {
         return Ok(());
     }
-    let what = if kind == NameKind::Backend { "backend" } else { "listener" };
+    let what = if kind == NameKind::Backend {
+        "backend"
+    } else {
+        "listener"
+    };
     let names: Vec<String> = of_kind.iter().map(|name| name::escape(name)).collect();
     Err(LimitError(format!(
         "there is no {what} `{}`; known are: {}",
@@ -200,7 +207,10 @@ fn known(ledger: &Ledger, kind: NameKind, name: &[u8]) -> Result<(), LimitError>
 
 fn check_value(ledger: &Ledger, key: &LimitKey, value: Setting) -> Result<(), LimitError> {
     let (text, _) = key_text(key);
-    let derivable = matches!(key, LimitKey::Ceiling | LimitKey::OverHeadroom | LimitKey::Listener(_));
+    let derivable = matches!(
+        key,
+        LimitKey::Ceiling | LimitKey::OverHeadroom | LimitKey::Listener(_)
+    );
     match (key, value) {
         (_, Setting::Auto) if !derivable => Err(LimitError(format!(
             "`auto` is for ceiling and over-headroom only: give {text} a number, `unlimited` or `none`"
@@ -227,7 +237,9 @@ fn store(ledger: &Ledger, key: &LimitKey, setting: Setting) -> Result<LimitEntry
         .map_err(|error| LimitError(error.to_string()))?;
     match row(ledger, key)? {
         Some(row) => Ok(entry(&row)),
-        None => Err(LimitError("the limit was set, but its name is gone again".to_owned())),
+        None => Err(LimitError(
+            "the limit was set, but its name is gone again".to_owned(),
+        )),
     }
 }
 

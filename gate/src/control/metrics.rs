@@ -60,7 +60,9 @@ impl fmt::Debug for Gate {
 
 impl Collector for Gate {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut out = Series { encoder: &mut encoder };
+        let mut out = Series {
+            encoder: &mut encoder,
+        };
         self.connections(&mut out)?;
         self.names(&mut out)?;
         self.kernel(&mut out)?;
@@ -94,15 +96,22 @@ impl Gate {
             "Pending connections allowed; 0 is unlimited",
             limit_value(ledger.max_pending()),
         )?;
-        let rejected = state.listeners.iter().enumerate().flat_map(|(index, listener)| {
-            Reason::ALL.iter().map(move |reason| {
-                let labels = labels([
-                    ("listener", listener.address.to_string()),
-                    ("reason", reason.label().to_owned()),
-                ]);
-                (labels, self.sum(|stats| stats.rejected_count(index, *reason)))
-            })
-        });
+        let rejected = state
+            .listeners
+            .iter()
+            .enumerate()
+            .flat_map(|(index, listener)| {
+                Reason::ALL.iter().map(move |reason| {
+                    let labels = labels([
+                        ("listener", listener.address.to_string()),
+                        ("reason", reason.label().to_owned()),
+                    ]);
+                    (
+                        labels,
+                        self.sum(|stats| stats.rejected_count(index, *reason)),
+                    )
+                })
+            });
         out.counters("gate_connections_rejected", "Clients refused", rejected)?;
         let scope = |scope: Scope| labels([("scope", scope.label().to_owned())]);
         out.gauges(
@@ -139,7 +148,9 @@ impl Gate {
         out.named("database", &rows, database, default_database)?;
         let backends = || {
             rows.iter().filter_map(|row| match &row.key {
-                LimitKey::Backend(backend) => Some((labels([("backend", name::escape(backend))]), row)),
+                LimitKey::Backend(backend) => {
+                    Some((labels([("backend", name::escape(backend))]), row))
+                }
                 _ => None,
             })
         };
@@ -164,19 +175,26 @@ impl Gate {
             i64::from(active),
         )?;
         if active {
-            let listener = |address: std::net::SocketAddr| labels([("listener", address.to_string())]);
+            let listener =
+                |address: std::net::SocketAddr| labels([("listener", address.to_string())]);
             out.gauges(
                 "gate_kernel_sockets",
                 "Sockets that hold a token of the listener's ceiling",
                 state.listeners.iter().map(|info| {
-                    (listener(info.address), gauge_value(ledger.sockets(info.index)))
+                    (
+                        listener(info.address),
+                        gauge_value(ledger.sockets(info.index)),
+                    )
                 }),
             )?;
             out.gauges(
                 "gate_kernel_ceiling",
                 "Sockets allowed to the listener; 0 is unlimited, -1 nobody",
                 state.listeners.iter().map(|info| {
-                    (listener(info.address), limit_value(ledger.ceiling(info.index)))
+                    (
+                        listener(info.address),
+                        limit_value(ledger.ceiling(info.index)),
+                    )
                 }),
             )?;
             out.gauges(
@@ -195,7 +213,11 @@ impl Gate {
                     (labels, count.load(Ordering::SeqCst))
                 })
             });
-            out.counters("gate_kernel_refused", "Sockets refused by the kernel", refused)?;
+            out.counters(
+                "gate_kernel_refused",
+                "Sockets refused by the kernel",
+                refused,
+            )?;
             out.counters(
                 "gate_kernel_unrecorded",
                 "Sockets for whose record the kernel had no memory, treated as over",
@@ -206,7 +228,10 @@ impl Gate {
         out.counters(
             "gate_ledger_errors",
             "Impossible counts seen; must stay 0",
-            [(labels([("kind", "impossible_count".to_owned())]), ledger.errors())],
+            [(
+                labels([("kind", "impossible_count".to_owned())]),
+                ledger.errors(),
+            )],
         )
     }
 
@@ -260,15 +285,22 @@ impl Gate {
 
     fn backends(&self, out: &mut Series<'_, '_>) -> fmt::Result {
         let config = self.state.config();
-        let failures = config.backends.iter().enumerate().flat_map(|(index, backend)| {
-            ConnectFailure::ALL.iter().map(move |failure| {
-                let labels = labels([
-                    ("backend", backend.name.clone()),
-                    ("reason", failure.label().to_owned()),
-                ]);
-                (labels, self.sum(|stats| stats.connect_failed_count(index, *failure)))
-            })
-        });
+        let failures = config
+            .backends
+            .iter()
+            .enumerate()
+            .flat_map(|(index, backend)| {
+                ConnectFailure::ALL.iter().map(move |failure| {
+                    let labels = labels([
+                        ("backend", backend.name.clone()),
+                        ("reason", failure.label().to_owned()),
+                    ]);
+                    (
+                        labels,
+                        self.sum(|stats| stats.connect_failed_count(index, *failure)),
+                    )
+                })
+            });
         out.counters(
             "gate_backend_connect_failures",
             "Backends that could not be reached",
@@ -310,7 +342,10 @@ impl Gate {
     ) -> impl Iterator<Item = (Labels, i64)> {
         self.state.listeners.iter().map(move |info| {
             let count = word(self.state.ledger.state(info.index)).load(Ordering::SeqCst);
-            (labels([("listener", info.address.to_string())]), gauge_value(count))
+            (
+                labels([("listener", info.address.to_string())]),
+                gauge_value(count),
+            )
         })
     }
 
@@ -361,7 +396,9 @@ impl Series<'_, '_> {
         help: &str,
         series: impl IntoIterator<Item = (Labels, i64)>,
     ) -> fmt::Result {
-        let series = series.into_iter().map(|(labels, value)| (labels, ConstGauge::new(value)));
+        let series = series
+            .into_iter()
+            .map(|(labels, value)| (labels, ConstGauge::new(value)));
         self.write(name, help, None, MetricType::Gauge, series)
     }
 
@@ -372,7 +409,9 @@ impl Series<'_, '_> {
         help: &str,
         series: impl IntoIterator<Item = (Labels, u64)>,
     ) -> fmt::Result {
-        let series = series.into_iter().map(|(labels, value)| (labels, ConstCounter::new(value)));
+        let series = series
+            .into_iter()
+            .map(|(labels, value)| (labels, ConstCounter::new(value)));
         self.write(name, help, None, MetricType::Counter, series)
     }
 
@@ -387,18 +426,26 @@ impl Series<'_, '_> {
     where
         ConstCounter<N>: EncodeMetric,
     {
-        let series = series.into_iter().map(|(labels, value)| (labels, ConstCounter::new(value)));
+        let series = series
+            .into_iter()
+            .map(|(labels, value)| (labels, ConstCounter::new(value)));
         self.write(name, help, Some(&unit), MetricType::Counter, series)
     }
 
     /// `name` without its unit `seconds`, which is added.
     fn histogram(&mut self, name: &str, help: &str, all: HistogramSnapshot) -> fmt::Result {
         let buckets: Vec<(f64, u64)> = (0..=HISTOGRAM_BUCKETS)
-            .map(|bucket| (HistogramSnapshot::bound_seconds(bucket), all.buckets[bucket]))
+            .map(|bucket| {
+                (
+                    HistogramSnapshot::bound_seconds(bucket),
+                    all.buckets[bucket],
+                )
+            })
             .collect();
         let unit = Unit::Seconds;
         let mut metric =
-            self.encoder.encode_descriptor(name, help, Some(&unit), MetricType::Histogram)?;
+            self.encoder
+                .encode_descriptor(name, help, Some(&unit), MetricType::Histogram)?;
         metric.encode_histogram::<Labels>(all.sum_ns as f64 / 1e9, all.count(), &buckets, None)
     }
 

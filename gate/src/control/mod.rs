@@ -46,7 +46,9 @@ use limited::Limited;
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// The admin address cannot be bound.
-    #[error("the admin address {address} cannot be bound: {error}; choose another with --admin ADDR, or --admin off")]
+    #[error(
+        "the admin address {address} cannot be bound: {error}; choose another with --admin ADDR, or --admin off"
+    )]
     Admin {
         /// The address.
         address: SocketAddr,
@@ -54,13 +56,17 @@ pub enum ControlError {
         error: io::Error,
     },
     /// Another gate answers at the control socket.
-    #[error("another gate answers at {path}; stop it, or give this one another --instance or --control")]
+    #[error(
+        "another gate answers at {path}; stop it, or give this one another --instance or --control"
+    )]
     Answered {
         /// The socket.
         path: PathBuf,
     },
     /// The control socket cannot be made.
-    #[error("the control socket {path} cannot be made: {error}; choose a place that this user may write with --control PATH")]
+    #[error(
+        "the control socket {path} cannot be made: {error}; choose a place that this user may write with --control PATH"
+    )]
     Socket {
         /// The socket.
         path: PathBuf,
@@ -68,7 +74,9 @@ pub enum ControlError {
         error: io::Error,
     },
     /// The host gives the control plane no ring.
-    #[error("io_uring is refused: {0}; it must be allowed by kernel.io_uring_disabled and by the container's seccomp profile")]
+    #[error(
+        "io_uring is refused: {0}; it must be allowed by kernel.io_uring_disabled and by the container's seccomp profile"
+    )]
     Ring(io::Error),
     /// Threads or signal handlers could not be had.
     #[error("the control plane cannot start: {0}")]
@@ -150,7 +158,9 @@ pub fn start(
 ) -> Result<Control, ControlError> {
     let config = state.config();
     let admin = config.admin.map(bind_admin).transpose()?;
-    let admin_address = admin.as_ref().and_then(|listener| listener.local_addr().ok());
+    let admin_address = admin
+        .as_ref()
+        .and_then(|listener| listener.local_addr().ok());
     let socket = socket::ControlSocket::bind(&config.control)?;
     let shared = Arc::new(Shared {
         state,
@@ -168,7 +178,11 @@ pub fn start(
         .spawn(move || run::thread(of_thread, admin, socket, kernel_log, &started))
         .map_err(ControlError::Start)?;
     match starting.recv() {
-        Ok(Ok(())) => Ok(Control { thread, shared, admin: admin_address }),
+        Ok(Ok(())) => Ok(Control {
+            thread,
+            shared,
+            admin: admin_address,
+        }),
         Ok(Err(error)) => Err(error),
         Err(mpsc::RecvError) => Err(ControlError::Panicked),
     }
@@ -178,14 +192,19 @@ impl Control {
     /// Tells the log and systemd that clients can come.
     pub fn ready(&self) {
         let state = &self.shared.state;
-        let listeners: Vec<String> =
-            state.listeners.iter().map(|listener| listener.address.to_string()).collect();
+        let listeners: Vec<String> = state
+            .listeners
+            .iter()
+            .map(|listener| listener.address.to_string())
+            .collect();
         let kernel = match &state.kernel {
             KernelState::Active => "active".to_owned(),
             KernelState::Inactive(reason) => format!("inactive: {reason}"),
             KernelState::Off => "off".to_owned(),
         };
-        let admin = self.admin.map_or("off".to_owned(), |address| address.to_string());
+        let admin = self
+            .admin
+            .map_or("off".to_owned(), |address| address.to_string());
         let config = state.config();
         tracing::info!(
             instance = config.instance,
@@ -208,7 +227,9 @@ impl Control {
     /// A handle that ends it.
     #[must_use]
     pub fn handle(&self) -> Handle {
-        Handle { shared: Arc::clone(&self.shared) }
+        Handle {
+            shared: Arc::clone(&self.shared),
+        }
     }
 
     /// Waits for the end: after a drain, or at once. The admin address and the

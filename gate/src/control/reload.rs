@@ -49,7 +49,9 @@ fn apply(shared: &Shared, new: &Config) -> Result<Reloaded, String> {
     }
     shared.state.set_config(Arc::new(merged));
     let waiting = new.fixed_differences(&old);
-    Ok(Reloaded { waiting: waiting.into_iter().map(str::to_owned).collect() })
+    Ok(Reloaded {
+        waiting: waiting.into_iter().map(str::to_owned).collect(),
+    })
 }
 
 /// The running configuration with all limits of another.
@@ -57,7 +59,10 @@ fn with_limits_of(old: &Config, new: &Config) -> Config {
     let mut merged = old.clone();
     merged.limits = new.limits.clone();
     for listener in &mut merged.listeners {
-        let same = new.listeners.iter().find(|other| other.address == listener.address);
+        let same = new
+            .listeners
+            .iter()
+            .find(|other| other.address == listener.address);
         if let Some(same) = same {
             listener.ceiling = same.ceiling;
         }

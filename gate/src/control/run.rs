@@ -84,10 +84,16 @@ fn begin(
     };
     if let Some(admin) = admin {
         let listener = tokio::net::TcpListener::from_std(admin)?;
-        tokio_uring::spawn(http::serve(listener, http::admin_routes(Arc::clone(shared))));
+        tokio_uring::spawn(http::serve(
+            listener,
+            http::admin_routes(Arc::clone(shared)),
+        ));
     }
     let listener = tokio::net::UnixListener::from_std(socket.listener()?)?;
-    tokio_uring::spawn(http::serve(listener, http::control_routes(Arc::clone(shared))));
+    tokio_uring::spawn(http::serve(
+        listener,
+        http::control_routes(Arc::clone(shared)),
+    ));
     Ok(signals)
 }
 
@@ -150,7 +156,10 @@ impl Drain {
             "draining: new sessions are refused, sessions may end"
         );
         notify_systemd(NotifyState::Stopping);
-        Self { deadline: Instant::now() + patience, empty: None }
+        Self {
+            deadline: Instant::now() + patience,
+            empty: None,
+        }
     }
 
     /// Whether it is over.
@@ -167,7 +176,10 @@ impl Drain {
             self.empty = None;
         }
         if Instant::now() >= self.deadline {
-            tracing::warn!(sessions, "the drain deadline: ends the sessions that are left");
+            tracing::warn!(
+                sessions,
+                "the drain deadline: ends the sessions that are left"
+            );
             return Some(End::DrainDeadline(sessions));
         }
         None

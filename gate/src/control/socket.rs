@@ -22,7 +22,10 @@ impl ControlSocket {
     /// Binds with mode 0600. A file that a dead gate left is replaced; one at
     /// which somebody answers, or that is no socket, is not.
     pub fn bind(path: &Path) -> Result<Self, ControlError> {
-        let failed = |error| ControlError::Socket { path: path.to_owned(), error };
+        let failed = |error| ControlError::Socket {
+            path: path.to_owned(),
+            error,
+        };
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory).map_err(failed)?;
         }
@@ -34,12 +37,18 @@ impl ControlSocket {
             Ok(fs::symlink_metadata(path)?.ino())
         };
         let inode = made().map_err(failed)?;
-        Ok(Self { path: path.to_owned(), inode, listener: Some(listener) })
+        Ok(Self {
+            path: path.to_owned(),
+            inode,
+            listener: Some(listener),
+        })
     }
 
     /// The listener, once. It does not block.
     pub fn listener(&mut self) -> io::Result<UnixListener> {
-        self.listener.take().ok_or_else(|| io::Error::other("the listener was taken before"))
+        self.listener
+            .take()
+            .ok_or_else(|| io::Error::other("the listener was taken before"))
     }
 }
 
@@ -53,12 +62,17 @@ impl Drop for ControlSocket {
 }
 
 fn remove_stale(path: &Path) -> Result<(), ControlError> {
-    let failed = |error| ControlError::Socket { path: path.to_owned(), error };
+    let failed = |error| ControlError::Socket {
+        path: path.to_owned(),
+        error,
+    };
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(failed(error)),
         Ok(file) if !file.file_type().is_socket() => {
-            return Err(failed(io::Error::other("there is a file that is no socket")));
+            return Err(failed(io::Error::other(
+                "there is a file that is no socket",
+            )));
         }
         Ok(_) => {}
     }
@@ -67,7 +81,9 @@ fn remove_stale(path: &Path) -> Result<(), ControlError> {
             fs::remove_file(path).map_err(failed)
         }
         Err(error) => Err(failed(error)),
-        Ok(_) => Err(ControlError::Answered { path: path.to_owned() }),
+        Ok(_) => Err(ControlError::Answered {
+            path: path.to_owned(),
+        }),
     }
 }
 
@@ -80,7 +96,10 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("deep/control.sock");
         let first = ControlSocket::bind(&path).expect("bound");
-        let mode = fs::symlink_metadata(&path).expect("made").permissions().mode();
+        let mode = fs::symlink_metadata(&path)
+            .expect("made")
+            .permissions()
+            .mode();
         assert_eq!(mode & 0o777, 0o600);
         let error = ControlSocket::bind(&path).expect_err("somebody answers");
         assert!(matches!(error, ControlError::Answered { .. }), "{error}");
@@ -102,7 +121,9 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("file");
         fs::write(&path, "precious").expect("written");
-        let error = ControlSocket::bind(&path).expect_err("no socket").to_string();
+        let error = ControlSocket::bind(&path)
+            .expect_err("no socket")
+            .to_string();
         assert!(error.contains("no socket"), "{error}");
         assert!(path.exists());
     }

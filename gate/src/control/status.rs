@@ -17,8 +17,12 @@ use crate::state::{KernelState, ListenerInfo, Phase, State};
 pub(super) fn of_process(shared: &Shared) -> io::Result<Status> {
     let state = &shared.state;
     let config = state.config();
-    let mut status =
-        of_ledger(&config.instance, &state.ledger, &state.listeners, &state.kernel)?;
+    let mut status = of_ledger(
+        &config.instance,
+        &state.ledger,
+        &state.listeners,
+        &state.kernel,
+    )?;
     phase_word(state.phase()).clone_into(&mut status.state);
     status.process = Some(Process {
         pid: std::process::id(),
@@ -70,10 +74,14 @@ fn rejected(state: &State) -> std::collections::BTreeMap<String, u64> {
     let count = |reason: &Reason| -> u64 {
         let of_listener = |listener| {
             let workers = state.stats.iter();
-            workers.map(move |stats| stats.rejected_count(listener, *reason)).sum::<u64>()
+            workers
+                .map(move |stats| stats.rejected_count(listener, *reason))
+                .sum::<u64>()
         };
         (0..state.listeners.len()).map(of_listener).sum()
     };
-    let counts = Reason::ALL.iter().map(|reason| (reason.label().to_owned(), count(reason)));
+    let counts = Reason::ALL
+        .iter()
+        .map(|reason| (reason.label().to_owned(), count(reason)));
     counts.filter(|(_, count)| *count > 0).collect()
 }

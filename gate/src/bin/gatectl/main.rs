@@ -1,2 +1,141 @@
-//! Placeholder.
-fn main() {}
+//! gatectl: sees and steers a gate.
+//!
+//! One file per command. Exit codes: 0 done, 1 refused or failed, 2 usage,
+//! 4 no such instance.
+#![forbid(unsafe_code)]
+
+mod client;
+mod completions;
+mod connections;
+mod drain;
+mod limits;
+mod output;
+mod reload;
+mod status;
+mod target;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use output::Output;
+use target::{Failure, Target};
+
+/// Sees and steers a gate.
+///
+/// Names are shown escaped and accepted in the same form: a byte that cannot
+/// be printed as \xNN, a backslash doubled. Exit codes: 0 done, 1 refused or
+/// failed, 2 usage, 4 no such instance.
+#[derive(Parser)]
+#[command(name = "gatectl", version)]
+struct Line {
+    /// Name of the instance
+    #[arg(long, global = true, value_name = "NAME", env = "GATE_INSTANCE", default_value = "default", value_parser = instance)]
+    instance: String,
+    /// Its control socket [default: /run/gate/<instance>/control.sock]
+    #[arg(long, global = true, value_name = "PATH", env = "GATE_CONTROL")]
+    control: Option<PathBuf>,
+    /// Print JSON, for programs
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// One screen: state, kernel plane, counts against limits, what is limited now
+    Status,
+    /// Active and limit by user, database, backend, listener
+    Connections,
+    /// Lists, sets and unsets limits
+    #[command(subcommand)]
+    Limits(limits::Command),
+    /// Refuses new sessions, lets old ones end, then gate exits
+    Drain,
+    /// Reads the configuration again: limits change at once
+    Reload,
+    /// Prints a completion script
+    Completions {
+        /// The shell to complete in
+        shell: clap_complete::Shell,
+    },
+}
+
+fn main() -> ExitCode {
+    let line = Line::parse();
+    let target = Target::new(line.instance, line.control);
+    let output = Output { json: line.json };
+    match run(line.command, &target, output) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure { exit, message }) => {
+            eprintln!("gatectl: {message}");
+            ExitCode::from(exit)
+        }
+    }
+}
+
+fn run(command: Command, target: &Target, output: Output) -> Result<(), Failure> {
+    match command {
+        Command::Status => status::run(target, output),
+        Command::Connections => connections::run(target, output),
+        Command::Limits(command) => limits::run(command, target, output),
+        Command::Drain => drain::run(target, output),
+        Command::Reload => reload::run(target, output),
+        Command::Completions { shell } => completions::run::<Line>(shell, output),
+    }
+}
+
+fn instance(text: &str) -> Result<String, String> {
+    gate::config::check_instance(text).map(|()| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Line::command().debug_assert();
+    }
+
+    #[test]
+    fn usage_errors_are_found_before_anything_is_asked() {
+        let accepted: [&[&str]; 10] = [
+            &["status", "--json"],
+            &["--instance", "pg-main", "connections"],
+            &["limits", "list"],
+            &["limits", "set", "user", "app", "2"],
+            &["limits", "set", "user", "caf\\xe9", "none"],
+            &["limits", "set", "default-user", "unlimited"],
+            &["limits", "set", "ceiling", "127.0.0.1:6432", "500"],
+            &["limits", "set", "ceiling", "auto"],
+            &["limits", "unset", "user", "app"],
+            &["limits", "unset", "ceiling"],
+        ];
+        for line in accepted {
+            assert!(parse(line).is_ok(), "{line:?}");
+        }
+        let refused: [&[&str]; 9] = [
+            &[],
+            &["limits", "set", "user", "app"],
+            &["limits", "set", "user", "app", "4294967296"],
+            &["limits", "set", "user", "app", "-1"],
+            &["limits", "set", "user", "app", "many"],
+            &["limits", "set", "user", "a\\y", "1"],
+            &["limits", "set", "user", "", "1"],
+            &["limits", "set", "surprise", "1"],
+            &["--instance", "A.b", "status"],
+        ];
+        for line in refused {
+            let error = parse(line).err().unwrap_or_else(|| panic!("{line:?}"));
+            assert_eq!(error.exit_code(), 2, "{line:?}");
+        }
+    }
+
+    fn parse(line: &[&str]) -> Result<Line, clap::Error> {
+        Line::try_parse_from([&["gatectl"], line].concat())
+    }
+}

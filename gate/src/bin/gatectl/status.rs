@@ -1,0 +1,106 @@
+//! `gatectl status`: one screen.
+
+use std::time::Duration;
+
+use gate::control::api::Status;
+
+use crate::connections::listener_table;
+use crate::output::{Output, limit};
+use crate::target::{Failure, Target};
+
+pub fn run(target: &Target, output: Output) -> Result<(), Failure> {
+    let status = target.read("/status", |ledger| target.status_of(ledger))?;
+    output.print(&status, text)
+}
+
+fn text(status: &Status) -> String {
+    let connections = &status.connections;
+    let total = &connections.total;
+    let mut lines = vec![
+        ("instance", status.instance.clone()),
+        ("state", state(status)),
+        ("kernel plane", kernel(status)),
+        (
+            "sessions",
+            format!("{} of {}", total.active, limit(total.limit.get())),
+        ),
+        (
+            "pending",
+            format!("{} of {}", total.pending, limit(status.pending_limit.get())),
+        ),
+        ("limited now", limited(status)),
+    ];
+    if let Some(process) = &status.process {
+        let refused: Vec<String> = process
+            .rejected
+            .iter()
+            .map(|(reason, count)| format!("{reason} {count}"))
+            .collect();
+        let refused = if refused.is_empty() {
+            "nobody".to_owned()
+        } else {
+            refused.join(", ")
+        };
+        lines.push(("refused", refused));
+        if let (Some(open), Some(max)) = (process.open_fds, process.max_fds) {
+            lines.push(("descriptors", format!("{open} of {max}")));
+        }
+    }
+    if status.runtime_limits > 0 {
+        let note = "`gatectl limits export` makes them configuration, else a reboot loses them";
+        lines.push((
+            "set at runtime",
+            format!("{} limits; {note}", status.runtime_limits),
+        ));
+    }
+    let mut text = String::new();
+    for (name, value) in lines {
+        text += &format!("{name:<15} {value}\n");
+    }
+    let listeners = listener_table(&connections.kernel.listeners);
+    if !listeners.is_empty() {
+        text += &format!("\n{}", listeners.render());
+    }
+    text
+}
+
+fn state(status: &Status) -> String {
+    match &status.process {
+        None => "down: nobody answers at the control socket; the kernel's counts and limits stand"
+            .to_owned(),
+        Some(process) => {
+            let uptime = humantime::format_duration(Duration::from_secs(process.uptime_seconds));
+            format!(
+                "{}, gate {}, process {}, {} workers, up {uptime}",
+                status.state, process.version, process.pid, process.workers
+            )
+        }
+    }
+}
+
+fn kernel(status: &Status) -> String {
+    let kernel = &status.connections.kernel;
+    match (&kernel.reason, kernel.state.as_str()) {
+        (Some(reason), state) => {
+            format!("{state}: {reason}; ceilings are not enforced")
+        }
+        (None, "off") => "off; ceilings are not enforced".to_owned(),
+        (None, state) => state.to_owned(),
+    }
+}
+
+fn limited(status: &Status) -> String {
+    let limited = status
+        .limited
+        .iter()
+        .map(|limited| match limited.names.as_slice() {
+            [] => limited.scope.clone(),
+            names => format!("{} ({})", limited.scope, names.join(", ")),
+        });
+    let limited: Vec<String> = limited.collect();
+    if limited.is_empty() {
+        "nothing".to_owned()
+    } else {
+        limited.join(", ")
+    }
+}

@@ -1,0 +1,204 @@
+//! The instance that is meant, and the two ways to it: its control socket, if
+//! a gate runs, and its pinned maps, if it has a kernel plane.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gate::config;
+use gate::control::api::{self, Status};
+use gate::control::status;
+use gate::kernel::{KernelError, Maps};
+use gate::ledger::Ledger;
+use gate::state::{KernelState, ListenerInfo};
+use gate_common::abi::NameKind;
+use hyper::Method;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::client::{self, Answer};
+
+/// Refused or failed.
+pub const EXIT_FAILED: u8 = 1;
+/// No such instance.
+pub const EXIT_NO_INSTANCE: u8 = 4;
+
+/// For an answer that gate has at hand: a gate that is slower is taken for
+/// stuck, and its maps are read instead.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// For an answer that needs files and name servers.
+const LONG_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Why a command failed.
+#[derive(Debug)]
+pub struct Failure {
+    pub exit: u8,
+    pub message: String,
+}
+
+impl Failure {
+    pub fn new(message: impl ToString) -> Self {
+        Self {
+            exit: EXIT_FAILED,
+            message: message.to_string(),
+        }
+    }
+}
+
+/// An instance.
+pub struct Target {
+    instance: String,
+    control: PathBuf,
+}
+
+/// Where a command found the instance.
+pub enum Reached<T> {
+    /// A running gate answered.
+    Gate(T),
+    /// No gate answers, but its maps are there.
+    Maps(Ledger),
+}
+
+impl Target {
+    pub fn new(instance: String, control: Option<PathBuf>) -> Self {
+        let control = control.unwrap_or_else(|| config::control_path(&instance));
+        Self { instance, control }
+    }
+
+    /// Reads something: from the running gate, else from `read` on the maps.
+    pub fn read<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        read: impl FnOnce(&Ledger) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        match self.get(path)? {
+            Reached::Gate(answer) => decode(&answer.body),
+            Reached::Maps(ledger) => read(&ledger),
+        }
+    }
+
+    /// Gets something from the running gate, else opens the maps.
+    pub fn get(&self, path: &str) -> Result<Reached<Answer>, Failure> {
+        match client::ask(&self.control, Method::GET, path, None, PATIENCE) {
+            Ok(answer) => checked(answer).map(Reached::Gate),
+            Err(silence) => self.maps(&silence).map(Reached::Maps),
+        }
+    }
+
+    /// Where limits are written: the pinned maps, so that it works while gate
+    /// is busy or down; but not the maps that an earlier gate left behind when
+    /// the one that runs does not use them.
+    pub fn for_limits(&self) -> Result<Reached<()>, Failure> {
+        let maps = Maps::open(&self.instance);
+        let running = client::ask(&self.control, Method::GET, "/status", None, PATIENCE);
+        match (maps, running) {
+            (Err(_), Ok(_)) => Ok(Reached::Gate(())),
+            (Ok(maps), Ok(answer)) => {
+                let status: Status = decode(&checked(answer)?.body)?;
+                if status.connections.kernel.state == "active" {
+                    Ok(Reached::Maps(Ledger::kernel(Arc::new(maps))))
+                } else {
+                    Ok(Reached::Gate(()))
+                }
+            }
+            (Ok(maps), Err(_)) => Ok(Reached::Maps(Ledger::kernel(Arc::new(maps)))),
+            (Err(error), Err(silence)) => Err(self.unreachable(&error, &silence)),
+        }
+    }
+
+    /// Asks the running gate to do something.
+    pub fn post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<T, Failure> {
+        let body = body
+            .map(serde_json::to_string)
+            .transpose()
+            .map_err(Failure::new)?;
+        match client::ask(&self.control, Method::POST, path, body, LONG_PATIENCE) {
+            Ok(answer) => decode(&checked(answer)?.body),
+            Err(silence) => {
+                self.maps(&silence)?;
+                Err(Failure::new(format!(
+                    "gate `{}` does not run: nobody answers at {} ({silence}); its pinned maps are there, \
+                     so `gatectl limits` and `gatectl status` work without it",
+                    self.instance,
+                    self.control.display()
+                )))
+            }
+        }
+    }
+
+    /// The status, from the maps if no gate runs.
+    pub fn status_of(&self, ledger: &Ledger) -> Result<Status, Failure> {
+        let listeners = listeners(ledger)?;
+        status::of_ledger(&self.instance, ledger, &listeners, &KernelState::Active)
+            .map_err(Failure::new)
+    }
+
+    fn maps(&self, silence: &io::Error) -> Result<Ledger, Failure> {
+        match Maps::open(&self.instance) {
+            Ok(maps) => Ok(Ledger::kernel(Arc::new(maps))),
+            Err(error) => Err(self.unreachable(&error, silence)),
+        }
+    }
+
+    fn unreachable(&self, error: &KernelError, silence: &io::Error) -> Failure {
+        let socket = self.control.display();
+        let nobody = matches!(
+            silence.kind(),
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+        );
+        let no_maps = matches!(error, KernelError::NoInstance { .. });
+        if nobody && no_maps {
+            return Failure {
+                exit: EXIT_NO_INSTANCE,
+                message: format!(
+                    "no gate instance `{0}`: neither pinned maps under <bpffs>/gate/{0}/ nor a control socket \
+                     that answers at {socket}; start gate, or name another with --instance or --control",
+                    self.instance
+                ),
+            };
+        }
+        Failure::new(format!(
+            "gate instance `{}` cannot be reached: control socket {socket}: {silence}; pinned maps: {error}",
+            self.instance
+        ))
+    }
+}
+
+/// The listeners that the maps know.
+pub fn listeners(ledger: &Ledger) -> Result<Vec<ListenerInfo>, Failure> {
+    let names = ledger.all_names().map_err(Failure::new)?;
+    let listener = |(key, slot): &(gate_common::abi::NameKey, gate_common::abi::SlotRef)| {
+        let text = std::str::from_utf8(key.name()).ok()?;
+        let address: SocketAddr = text.parse().ok()?;
+        (key.kind == NameKind::Listener as u8).then_some(ListenerInfo {
+            address,
+            index: slot.index,
+        })
+    };
+    Ok(names.iter().filter_map(listener).collect())
+}
+
+fn checked(answer: Answer) -> Result<Answer, Failure> {
+    if answer.success {
+        return Ok(answer);
+    }
+    let said: Result<api::Failure, _> = serde_json::from_slice(&answer.body);
+    Err(Failure::new(match said {
+        Ok(failure) => failure.error,
+        Err(_) => String::from_utf8_lossy(&answer.body).trim().to_owned(),
+    }))
+}
+
+fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
+    serde_json::from_slice(body).map_err(|error| {
+        Failure::new(format!(
+            "the answer of gate cannot be read: {error}; are gate and gatectl of the same version?"
+        ))
+    })
+}
