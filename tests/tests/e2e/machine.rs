@@ -1,0 +1,198 @@
+//! The machine under gate: descriptors that run out, rights that are missing.
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use gate_tests::crowd;
+use gate_tests::gate::{self, Gate, Plan};
+use gate_tests::host;
+use gate_tests::suite::{Plane, Stage, Suite};
+
+const SOON: Duration = Duration::from_secs(3);
+/// `nobody` on Debian: a user with no rights at all.
+const NOBODY: u32 = 65_534;
+
+pub fn register(suite: &mut Suite) {
+    suite.both(
+        "h1_out_of_descriptors_neither_spins_nor_stops",
+        out_of_descriptors,
+    );
+    suite.both(
+        "h2_more_than_the_descriptors_allow_is_refused_with_numbers",
+        too_few_descriptors,
+    );
+    suite.kernel(
+        "l8_gate_finds_its_cgroup_and_counts_from_the_first_socket",
+        counts_at_start,
+    );
+    suite.kernel(
+        "l8_without_rights_required_ends_3_and_auto_says_why",
+        without_rights,
+    );
+    suite.kernel("l3_own_backend_sockets_never_touch_the_count", own_sockets);
+    suite.kernel(
+        "l11_pins_and_programs_survive_restarts_and_count_once",
+        restarts,
+    );
+}
+
+fn out_of_descriptors(stage: &Stage) -> Result<()> {
+    let settings = "[limits]\nmax_connections = 20\nmax_pending = 0\nceiling = 2000\n\
+                    [timeouts]\nstartup = \"60s\"";
+    let mut plan = Plan::new(stage.plane, stage.postgres.address(), settings);
+    plan.nofile = Some(256);
+    let mut gate = Gate::start_plan(plan)?;
+    let mut session = gate.open("app", "prod")?;
+    // More sockets than gate has descriptors; it may close some of them.
+    let silent = crowd::silent(gate.address(), 400)?;
+    thread::sleep(Duration::from_millis(500));
+    let before = gate.usage()?.cpu;
+    thread::sleep(Duration::from_secs(1));
+    let spent = gate.usage()?.cpu - before;
+    assert!(
+        spent < Duration::from_millis(400),
+        "{spent:?} of CPU in a second"
+    );
+    assert!(gate.is_running());
+    assert_eq!(session.value("select 'served'")?, "served");
+    // Operators still see and steer it.
+    gate.metrics()?;
+    assert_eq!(gate.connections()?.active(), 1);
+    gate.reload(&format!("{settings}\n[limits.user]\napp = 7"))?;
+    gate.wait_connections(SOON, "the reload works", |now| {
+        now.user("app").limit == Some(7)
+    })?;
+    assert!(gate.log().len() < 200, "{} log lines", gate.log().len());
+    drop(silent);
+    let start = Instant::now();
+    let recovered = host::eventually(SOON, "new clients get in again", || {
+        Ok(gate.open("guest", "prod").ok())
+    })?;
+    assert!(start.elapsed() < SOON);
+    drop((session, recovered));
+    gate.wait_empty(SOON)
+}
+
+fn too_few_descriptors(stage: &Stage) -> Result<()> {
+    let settings = "[limits]\nmax_connections = 5000";
+    let mut plan = Plan::new(stage.plane, stage.postgres.address(), settings);
+    plan.nofile = Some(512);
+    let mut gate = Gate::prepare(plan)?;
+    let status = gate.launch_expecting_exit(&[])?;
+    assert!(matches!(status.code(), Some(2 | 3)), "{status}");
+    host::eventually_true(SOON, "the numbers are named", || {
+        Ok(gate.logged("5000") > 0 && gate.logged("512") > 0)
+    })
+}
+
+fn counts_at_start(stage: &Stage) -> Result<()> {
+    let gate = Gate::start(stage.plane, stage.postgres.address(), "")?;
+    let now = gate.connections()?;
+    assert_eq!(now.0["kernel"]["state"], "active");
+    assert_eq!(now.listeners("sockets"), 0, "the probe left nothing");
+    assert_eq!(gate.metrics()?.sum("gate_kernel_active", &[]), 1.0);
+    let _session = gate.open("app", "prod")?;
+    assert_eq!(gate.connections()?.listeners("sockets"), 1);
+    Ok(())
+}
+
+fn without_rights(stage: &Stage) -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let program = gate::copy_for_everybody(directory.path())?;
+    let port = host::free_port();
+    let unprivileged = |kernel: &str| -> Result<Command> {
+        let mut command = Command::new(&program);
+        command
+            .args([
+                "--instance",
+                &host::unique_name("plain"),
+                "--kernel",
+                kernel,
+            ])
+            .args(["--listen", &format!("127.0.0.1:{port}")])
+            .args(["--backend", &stage.postgres.address().to_string()])
+            .args(["--admin", &format!("127.0.0.1:{}", host::free_port())])
+            .arg("--control")
+            .arg(directory.path().join(kernel).join("control.sock"))
+            .uid(NOBODY)
+            .gid(NOBODY);
+        Ok(command)
+    };
+    let required = host::run(&mut unprivileged("required")?, SOON)?;
+    let said = gate_tests::clients::both_streams(&required);
+    assert_eq!(required.status.code(), Some(3), "{said}");
+    assert!(said.contains("kernel"), "{said}");
+
+    let mut auto = unprivileged("auto")?;
+    let log = directory.path().join("log");
+    auto.stdout(std::fs::File::create(&log)?)
+        .stderr(std::fs::File::options().append(true).open(&log)?);
+    let mut child = auto.spawn()?;
+    let served = host::eventually(SOON, "gate serves without a kernel plane", || {
+        let address = (std::net::Ipv4Addr::LOCALHOST, port).into();
+        Ok(Some(gate_tests::session::Session::open(
+            address, "app", "prod",
+        )?))
+    });
+    child.kill()?;
+    child.wait()?;
+    let said = std::fs::read_to_string(&log)?;
+    ensure!(served.is_ok(), "{:?}: {said}", served.err());
+    ensure!(
+        said.contains("kernel plane inactive"),
+        "never silently: {said}"
+    );
+    Ok(())
+}
+
+fn own_sockets(stage: &Stage) -> Result<()> {
+    // A gate whose backend is another gate: its outgoing sockets go to a port
+    // that is itself counted, in a cgroup of the other's.
+    let inner = Gate::start(stage.plane, stage.postgres.address(), "")?;
+    let outer = Gate::start(stage.plane, inner.address(), "")?;
+    let sessions = outer.open_all(5, "app", "prod")?;
+    for gate in [&inner, &outer] {
+        let now = gate.connections()?;
+        assert_eq!(
+            (now.active(), now.listeners("sockets")),
+            (5, 5),
+            "{}",
+            gate.instance()
+        );
+    }
+    drop(sessions);
+    outer.wait_empty(SOON)?;
+    inner.wait_empty(SOON)
+}
+
+fn restarts(stage: &Stage) -> Result<()> {
+    assert_eq!(stage.plane, Plane::Kernel);
+    let mut gate = Gate::start(
+        stage.plane,
+        stage.postgres.address(),
+        "[limits.user]\napp = 3",
+    )?;
+    let pins = host::bpffs_mount()
+        .expect("gate mounted it")
+        .join("gate")
+        .join(gate.instance());
+    assert!(pins.is_dir());
+    for round in 0..3 {
+        let sessions = gate.open_all(3, "app", "prod")?;
+        let now = gate.connections()?;
+        assert_eq!(
+            (now.active(), now.listeners("sockets")),
+            (3, 3),
+            "round {round}"
+        );
+        assert_eq!(gate.refused("app", "prod")?.code(), "53300");
+        gate.kill()?;
+        assert!(pins.is_dir(), "enforcement outlives the process");
+        drop(sessions);
+        gate.launch()?;
+    }
+    gate.wait_empty(SOON)
+}

@@ -1,0 +1,33 @@
+//! End to end: the real gate in front of a real PostgreSQL.
+
+use gate_tests::suite::Suite;
+
+mod harness;
+mod life;
+mod limits;
+mod login;
+mod machine;
+mod pending;
+mod race;
+mod reading;
+mod refusal;
+mod relay;
+mod startup;
+mod statistics;
+
+fn main() {
+    let mut suite = Suite::default();
+    harness::register(&mut suite);
+    limits::register(&mut suite);
+    statistics::register(&mut suite);
+    refusal::register(&mut suite);
+    reading::register(&mut suite);
+    startup::register(&mut suite);
+    login::register(&mut suite);
+    relay::register(&mut suite);
+    pending::register(&mut suite);
+    race::register(&mut suite);
+    life::register(&mut suite);
+    machine::register(&mut suite);
+    suite.run();
+}
