@@ -103,7 +103,8 @@ fn established(ctx: &SockOpsContext, socket: *mut c_void) {
         return;
     }
     let cells = ListenerCells(tag.listener);
-    record::established(record, state, &cells, Maps.ceiling(tag.listener).tokens());
+    let ceiling = || Maps.ceiling(tag.listener).tokens();
+    record::established(record, state, &cells, ceiling);
 }
 
 #[inline(always)]
