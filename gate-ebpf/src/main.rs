@@ -43,11 +43,12 @@ use aya_ebpf::programs::{SkReuseportContext, SockContext, SockOpsContext, Sockop
 use aya_log_ebpf::warn;
 use gate_common::abi::{AdmitRequest, SO_GATE_ADMIT, SOL_GATE};
 use gate_common::errno::AdmitErrno;
-use gate_common::limit::Limit;
 use gate_common::record::{self, SocketRecord};
 use gate_common::word::Word as _;
 
-use crate::maps::{LISTENER_STATE, LISTENER_TAGS, ListenerCells, META, Maps, RECORDS};
+use crate::maps::{
+    LISTENER_STATE, LISTENER_TAGS, ListenerCells, META, Maps, RECORDS, gate_ceiling,
+};
 use crate::word::MapWord;
 
 /// Which listener this load of `gate_steer` serves; set by the loader.
@@ -102,9 +103,8 @@ fn established(ctx: &SockOpsContext, socket: *mut c_void) {
         state.errors.fetch_add(1);
         return;
     }
-    // No ceiling to be read, which cannot be, lets nobody in.
-    let tokens = Maps.ceiling(tag.listener).map_or(0, Limit::tokens);
-    record::established(record, state, &ListenerCells(tag.listener), tokens);
+    let cells = ListenerCells(tag.listener);
+    record::established(record, state, &cells, || gate_ceiling(tag.listener));
 }
 
 #[inline(always)]
