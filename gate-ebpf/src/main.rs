@@ -72,7 +72,7 @@ pub fn gate_sockops(ctx: SockOpsContext) -> u32 {
 
 #[inline(always)]
 fn established(ctx: &SockOpsContext, socket: *mut c_void) {
-    // SAFETY (both storages): a checked socket of a sock_ops context.
+    // SAFETY: a checked socket of a sock_ops context.
     let Some(tag) = (unsafe { LISTENER_TAGS.get(socket) }) else {
         return;
     };
@@ -108,13 +108,12 @@ fn established(ctx: &SockOpsContext, socket: *mut c_void) {
 }
 
 #[inline(always)]
-fn new_record(listener: u32) -> SocketRecord<MapWord> {
-    const ZERO: MapWord = MapWord::new(0);
+const fn new_record(listener: u32) -> SocketRecord<MapWord> {
     SocketRecord {
-        state: ZERO,
+        state: MapWord::new(0),
         listener,
         reserved: 0,
-        slots: [ZERO; 4],
+        slots: [const { MapWord::new(0) }; 4],
     }
 }
 
@@ -168,7 +167,7 @@ fn admit(ctx: &SockoptContext) -> Option<Result<(), AdmitErrno>> {
     if request.instance == 0 || request.instance != META.get(0)?.instance {
         return None;
     }
-    // SAFETY (both storages): the socket of a sockopt context is never null.
+    // SAFETY: the kernel passes a valid context, whose socket is never null.
     let socket: *mut c_void = unsafe { (*ctx.sockopt).__bindgen_anon_1.sk.cast() };
     // SAFETY: as above.
     let tag = unsafe { LISTENER_TAGS.get(socket) }?;
