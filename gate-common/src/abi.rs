@@ -6,6 +6,7 @@
 
 use core::mem::{align_of, offset_of, size_of};
 
+use crate::cells::tokens;
 pub use crate::limit::LimitWords;
 pub use crate::record::SocketRecord;
 use crate::word::Word;
@@ -47,7 +48,7 @@ pub mod map {
     pub const LISTENER_LIMITS: &str = "LISTENER_LIMITS";
     /// Array of [`super::LISTENERS_MAX`] [`super::ListenerState`]; written by the kernel only, mappable.
     pub const LISTENER_STATE: &str = "LISTENER_STATE";
-    /// Per-CPU array of [`super::LISTENERS_MAX`] token cells, one word each.
+    /// Per-CPU array of [`super::LISTENERS_MAX`] token cells ([`crate::cells`]), one word each.
     pub const CELLS: &str = "CELLS";
     /// Socket storage: the one [`super::SocketRecord`] of each accepted socket.
     pub const RECORDS: &str = "RECORDS";
@@ -161,7 +162,7 @@ impl SlotRef {
     };
 }
 
-/// The slots of one admission, in the order they are taken.
+/// The slots of one admission, in the order in which a denial is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum SlotKind {
@@ -176,7 +177,7 @@ pub enum SlotKind {
 }
 
 impl SlotKind {
-    /// All kinds, in the order they are taken.
+    /// All kinds, in the order in which a denial is told.
     pub const ALL: [Self; 4] = [Self::Total, Self::User, Self::Database, Self::Backend];
 
     /// Index of the limit that a slot of this kind inherits.
@@ -265,18 +266,21 @@ pub struct ListenerState<W> {
     pub unrecorded_total: W,
     /// Impossible counts seen; must stay 0.
     pub errors: W,
+    /// CPUs that move tokens from a cell to a negative pool just now.
+    pub moving: W,
     /// Zero: keeps two listeners off one cache line.
-    pub reserved: [u64; 6],
+    pub reserved: [u64; 5],
 }
 
 impl<W: Word> ListenerState<W> {
-    /// Sockets that hold a token of the ceiling, given the sum of all cells.
+    /// Sockets that hold a token of the ceiling, given the wrapping sum of all
+    /// cells' words.
     #[inline(always)]
     pub fn in_use(&self, cells_sum: u64) -> i64 {
         self.applied
             .load()
             .wrapping_sub(self.pool.load())
-            .wrapping_sub(cells_sum)
+            .wrapping_sub(tokens(cells_sum))
             .cast_signed()
     }
 }

@@ -12,7 +12,7 @@
 use crate::abi::{ListenerState, SlotKind, SlotRef};
 use crate::cells::{self, Cells};
 use crate::slots::{self, Book, Denial};
-use crate::word::Word;
+use crate::word::{Word, take_off_one};
 
 /// Bit of [`SocketRecord::state`]: holds a token of the listener's ceiling.
 pub const COUNTED: u64 = 1;
@@ -51,14 +51,15 @@ pub enum Verdict {
 }
 
 /// The connection is established: takes its token, or marks it over.
+/// `ceiling` reads the listener's ceiling in tokens.
 #[inline(always)]
 pub fn established<W: Word, C: Cells>(
     record: &SocketRecord<W>,
     state: &ListenerState<W>,
     cells: &C,
-    ceiling_tokens: u64,
+    ceiling: impl Fn() -> u64,
 ) {
-    if cells::take(state, cells, ceiling_tokens) {
+    if cells::take(state, cells, ceiling) {
         state.pending.fetch_add(1);
         record.state.fetch_or(COUNTED | PENDING);
     } else {
@@ -141,8 +142,7 @@ pub fn released<W: Word, B: Book<Word = W>>(
 /// Takes one off a count. A count of 0 stays 0 and is an error that is seen.
 #[inline(always)]
 fn give_count<W: Word>(count: &W, errors: &W) {
-    if count.fetch_sub(1) == 0 {
-        count.fetch_add(1);
+    if !take_off_one(count, u64::MAX) {
         errors.fetch_add(1);
     }
 }

@@ -7,9 +7,16 @@
 
 use crate::abi::{SlotKind, SlotRef};
 use crate::limit::{Limit, LimitWords, resolve};
-use crate::word::{EXCHANGE_ATTEMPTS, Word};
+use crate::word::{EXCHANGE_ATTEMPTS, Word, take_off_one};
 
 const USED_MASK: u64 = u32::MAX as u64;
+/// From the slot that the fewest share to the one that all share.
+const TAKING_ORDER: [SlotKind; 4] = [
+    SlotKind::User,
+    SlotKind::Database,
+    SlotKind::Backend,
+    SlotKind::Total,
+];
 
 /// Why one slot could not be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,23 +72,23 @@ pub const fn unused(generation: u32) -> u64 {
 
 /// Takes every slot that is asked for, or none.
 ///
+/// The slots are taken one after the other, the most specific first, so that
+/// an attempt that will fail never holds what a stranger asks for: a rush on a
+/// full user cannot make another user's admission see a full total. Two that
+/// share a name can disturb each other for those few instructions; both are
+/// denied then at worst, never both admitted.
+///
 /// # Errors
-/// The first denial, in the order of [`SlotKind::ALL`]; nothing is held then.
+/// The first denial, in the order of [`SlotKind::ALL`] unless a race decides;
+/// nothing is held then.
 #[inline(always)]
 pub fn admit<B: Book>(book: &B, asked: &[SlotRef; 4]) -> Result<(), Denial> {
-    // Look before taking: a full user must not make another user's admission
-    // see a total that is one too high for a moment.
     for kind in SlotKind::ALL {
         look(book, kind, asked[kind as usize])?;
     }
-    for kind in SlotKind::ALL {
+    for (done, kind) in TAKING_ORDER.into_iter().enumerate() {
         if let Err(denial) = take(book, kind, asked[kind as usize]) {
-            for taken in SlotKind::ALL {
-                if taken as usize >= kind as usize {
-                    break;
-                }
-                give_unless_absent(book, asked[taken as usize]);
-            }
+            undo(book, asked, done);
             return Err(denial);
         }
     }
@@ -91,14 +98,8 @@ pub fn admit<B: Book>(book: &B, asked: &[SlotRef; 4]) -> Result<(), Denial> {
 /// Gives one slot back. Returns false, and changes nothing, if nobody held it.
 #[inline(always)]
 pub fn give<B: Book>(book: &B, index: u32) -> bool {
-    let Some(word) = book.slot(index) else {
-        return false;
-    };
-    if used(word.fetch_sub(1)) == 0 {
-        word.fetch_add(1);
-        return false;
-    }
-    true
+    book.slot(index)
+        .is_some_and(|word| take_off_one(word, USED_MASK))
 }
 
 /// Makes a free slot somebody's. Returns its new, odd generation, or `None`
@@ -154,9 +155,13 @@ fn check(word: u64, kind: SlotKind, asked: u32, limit: Limit) -> Result<(), Deni
     Ok(())
 }
 
+/// Gives back the first `done` of [`TAKING_ORDER`], the last one first.
 #[inline(always)]
-fn give_unless_absent<B: Book>(book: &B, asked: SlotRef) {
-    if asked != SlotRef::ABSENT {
-        give(book, asked.index);
+fn undo<B: Book>(book: &B, asked: &[SlotRef; 4], done: usize) {
+    for (step, kind) in TAKING_ORDER.into_iter().enumerate().rev() {
+        let slot = asked[kind as usize];
+        if step < done && slot != SlotRef::ABSENT {
+            give(book, slot.index);
+        }
     }
 }

@@ -43,11 +43,12 @@ use aya_ebpf::programs::{SkReuseportContext, SockContext, SockOpsContext, Sockop
 use aya_log_ebpf::warn;
 use gate_common::abi::{AdmitRequest, SO_GATE_ADMIT, SOL_GATE};
 use gate_common::errno::AdmitErrno;
-use gate_common::limit::Limit;
 use gate_common::record::{self, SocketRecord};
 use gate_common::word::Word as _;
 
-use crate::maps::{LISTENER_STATE, LISTENER_TAGS, ListenerCells, META, Maps, RECORDS};
+use crate::maps::{
+    LISTENER_STATE, LISTENER_TAGS, ListenerCells, META, Maps, RECORDS, gate_ceiling,
+};
 use crate::word::MapWord;
 
 /// Which listener this load of `gate_steer` serves; set by the loader.
@@ -71,7 +72,7 @@ pub fn gate_sockops(ctx: SockOpsContext) -> u32 {
 
 #[inline(always)]
 fn established(ctx: &SockOpsContext, socket: *mut c_void) {
-    // SAFETY (both storages): a checked socket of a sock_ops context.
+    // SAFETY: a checked socket of a sock_ops context.
     let Some(tag) = (unsafe { LISTENER_TAGS.get(socket) }) else {
         return;
     };
@@ -102,19 +103,17 @@ fn established(ctx: &SockOpsContext, socket: *mut c_void) {
         state.errors.fetch_add(1);
         return;
     }
-    // No ceiling to be read, which cannot be, lets nobody in.
-    let tokens = Maps.ceiling(tag.listener).map_or(0, Limit::tokens);
-    record::established(record, state, &ListenerCells(tag.listener), tokens);
+    let cells = ListenerCells(tag.listener);
+    record::established(record, state, &cells, || gate_ceiling(tag.listener));
 }
 
 #[inline(always)]
-fn new_record(listener: u32) -> SocketRecord<MapWord> {
-    const ZERO: MapWord = MapWord::new(0);
+const fn new_record(listener: u32) -> SocketRecord<MapWord> {
     SocketRecord {
-        state: ZERO,
+        state: MapWord::new(0),
         listener,
         reserved: 0,
-        slots: [ZERO; 4],
+        slots: [const { MapWord::new(0) }; 4],
     }
 }
 
@@ -168,7 +167,7 @@ fn admit(ctx: &SockoptContext) -> Option<Result<(), AdmitErrno>> {
     if request.instance == 0 || request.instance != META.get(0)?.instance {
         return None;
     }
-    // SAFETY (both storages): the socket of a sockopt context is never null.
+    // SAFETY: the kernel passes a valid context, whose socket is never null.
     let socket: *mut c_void = unsafe { (*ctx.sockopt).__bindgen_anon_1.sk.cast() };
     // SAFETY: as above.
     let tag = unsafe { LISTENER_TAGS.get(socket) }?;

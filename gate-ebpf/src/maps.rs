@@ -15,12 +15,13 @@ use aya_ebpf::macros::btf_map;
 use gate_common::abi::{
     LISTENERS_MAX, ListenerState, ListenerTag, Meta, NameKey, SLOTS_MAX, SlotRef, slot,
 };
-use gate_common::cells::Cells;
+use gate_common::cells::{self, Cells, Sweep};
 use gate_common::limit::{
     Limit, LimitWords, Setting, resolve, resolve_ceiling, resolve_over_headroom,
 };
 use gate_common::record::SocketRecord;
 use gate_common::slots::Book;
+use gate_common::word::Word;
 
 use crate::word::MapWord;
 
@@ -176,8 +177,35 @@ impl Book for Maps {
 /// One listener's token cells.
 pub struct ListenerCells(pub u32);
 
+// The two functions below are global: the verifier follows each once, for any
+// argument, instead of once for every path of every caller. Inlined, the loops
+// over all CPUs times the ways to resolve a limit are more than it accepts.
+
+/// [`Sweep::encode`] of one look into all cells of a listener.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn gate_sweep(listener: u32) -> u64 {
+    let Some(state) = LISTENER_STATE.get(listener) else {
+        return Sweep::Disturbed.encode();
+    };
+    cells::sweep(state, &ListenerCells(listener)).encode()
+}
+
+/// The ceiling of a listener in tokens. None to be read, which cannot be, lets
+/// nobody in.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn gate_ceiling(listener: u32) -> u64 {
+    Maps.ceiling(listener).map_or(0, Limit::tokens)
+}
+
 impl Cells for ListenerCells {
     type Word = MapWord;
+
+    #[inline(always)]
+    fn sweep<W: Word>(&self, _state: &ListenerState<W>) -> Sweep {
+        Sweep::decode(gate_sweep(self.0))
+    }
 
     #[inline(always)]
     fn this_cpu(&self) -> u32 {

@@ -122,7 +122,8 @@ impl Maps {
         self.meta
     }
 
-    /// Free tokens that lie in a listener's cells, over all possible CPUs.
+    /// Wrapping sum of a listener's cells over all possible CPUs, as
+    /// [`ListenerState::in_use`] takes it.
     ///
     /// # Errors
     /// No such listener, or the kernel's refusal.

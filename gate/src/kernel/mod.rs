@@ -16,7 +16,7 @@ mod sys;
 
 use std::fs::File;
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use aya::programs::{CgroupSock, CgroupSockopt, ProgramFd, SkReuseport, SockOps};
@@ -62,8 +62,8 @@ impl Plane {
     /// and proves with a probe connection that they count.
     ///
     /// # Errors
-    /// Whatever stands in the way, with its cure. A failure leaves the pins of
-    /// an earlier gate as they are.
+    /// Whatever stands in the way, with its cure. The pins of an earlier gate
+    /// stay after a failure, new ones do not.
     pub fn start(options: &PlaneOptions) -> Result<Self, KernelError> {
         host::check_kernel()?;
         let cgroup = match &options.cgroup {
@@ -74,18 +74,28 @@ impl Plane {
         let pins = PinDirectory::new(&host::find_or_mount_bpffs()?, &options.instance)?;
         pins.create()?;
         let _lock = lock(&pins)?;
+        let is_new = !pins.has(map::META)?;
+        let plane = Self::start_locked(pins.clone(), &cgroup);
+        if plane.is_err() && is_new {
+            // Half an instance would make gatectl set limits that nobody
+            // reads. The first error is the one to tell.
+            let _ = pins.remove_all();
+        }
+        plane
+    }
+
+    fn start_locked(pins: PinDirectory, cgroup: &Path) -> Result<Self, KernelError> {
         pins.check_shapes()?;
         let mut object = load(&pins, LISTENER_PROBE)?;
-        pins.check_shapes()?;
         maps::name_instance(&pins)?;
-        attach(&mut object, &pins, &cgroup)?;
-        let plane = Self {
-            maps: Arc::new(Maps::open_pins(&pins)?),
+        let maps = Arc::new(Maps::open_pins(&pins)?);
+        attach(&mut object, &pins, cgroup)?;
+        probe::run(&maps)?;
+        Ok(Self {
+            maps,
             pins,
             log: KernelLog::new(&mut object),
-        };
-        probe::run(&plane.maps)?;
-        Ok(plane)
+        })
     }
 
     /// The shared maps.
@@ -155,11 +165,7 @@ fn load(pins: &PinDirectory, steer_listener: u32) -> Result<Ebpf, KernelError> {
         .map_err(|error| KernelError::object(&error))
 }
 
-fn attach(
-    object: &mut Ebpf,
-    pins: &PinDirectory,
-    cgroup: &std::path::Path,
-) -> Result<(), KernelError> {
+fn attach(object: &mut Ebpf, pins: &PinDirectory, cgroup: &Path) -> Result<(), KernelError> {
     let sockops: &mut SockOps = program(object, SOCKOPS)?;
     sockops
         .load()

@@ -66,6 +66,15 @@ impl PinDirectory {
             .map_err(|error| KernelError::io(format!("create {}", self.schema.display()), error))
     }
 
+    /// Removes this directory, and those over it that are empty then.
+    pub fn remove_all(&self) -> io::Result<()> {
+        fs::remove_dir_all(&self.schema)?;
+        for above in self.schema.ancestors().skip(1).take(2) {
+            fs::remove_dir(above)?;
+        }
+        Ok(())
+    }
+
     /// Refuses pinned maps of another shape: the kernel and aya would take
     /// them silently. A map that is not pinned is no fault.
     pub fn check_shapes(&self) -> Result<(), KernelError> {

@@ -20,10 +20,6 @@ const POLL: Duration = Duration::from_millis(1);
 
 /// Connects to a listener of its own and follows the connection through the
 /// maps: counted, admitted, released. The caller holds the instance's lock.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a deadline at start-up, outside the pure modules"
-)]
 pub fn run(maps: &Maps) -> Result<(), KernelError> {
     open_limits(maps);
     let before = Counts::read(maps)?;

@@ -43,7 +43,7 @@ impl LocalBook {
             ..SocketRecord::default()
         });
         let state = &self.listeners[listener as usize];
-        record::established(&fresh, state, &NoCells, UNLIMITED_TOKENS);
+        record::established(&fresh, state, &NoCells, || UNLIMITED_TOKENS);
         fresh
     }
 

@@ -179,7 +179,7 @@ fn no_user_is_28000() {
 #[test]
 fn e3_any_minor_of_major_3_passes_and_no_other_major() {
     for minor in [0, 1, 2, 3999, 9999] {
-        let bytes = packet(0x0003_0000 | minor, b"user\0a\0_pq_.x\01\0\0");
+        let bytes = packet(0x0003_0000 | minor, b"user\0a\0_pq_.x\0y\0\0");
         assert!(matches!(parse(&bytes, NONE), FirstPacket::Startup { .. }));
     }
     for major in [0_u16, 2, 4, 99] {
@@ -207,7 +207,14 @@ fn b2_other_protocols_are_noticed_at_their_first_bytes() {
 #[test]
 fn no_panic_on_a_million_random_first_packets() {
     const TOKENS: [&[u8]; 8] = [
-        b"\0", b"\0", b"\0", b"user\0", b"database\0", b"replication\0", b"true", b"x",
+        b"\0",
+        b"\0",
+        b"\0",
+        b"user\0",
+        b"database\0",
+        b"replication\0",
+        b"true",
+        b"x",
     ];
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
@@ -231,7 +238,10 @@ fn no_panic_on_a_million_random_first_packets() {
             _ => {}
         }
     }
-    assert!(startups > 1_000 && refusals > 1_000, "{startups} {refusals}");
+    assert!(
+        startups > 1_000 && refusals > 1_000,
+        "{startups} {refusals}"
+    );
 }
 
 proptest! {

@@ -261,8 +261,8 @@ impl Session {
     fn in_relay(&mut self, input: Input<'_>, out: &mut Vec<Action>) {
         let logging_in = self.phase == Phase::Login;
         match input {
-            Input::BackendData(bytes) => {
-                if logging_in && self.login.scan(bytes).ready {
+            Input::BackendData(bytes) if logging_in => {
+                if self.login.scan(bytes).ready {
                     self.phase = Phase::Relay;
                     let idle = self.deadlines.idle;
                     let idle = (!idle.is_zero() && !self.client_ended).then_some(idle);

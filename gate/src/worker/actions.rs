@@ -161,7 +161,7 @@ impl Worker {
         }
         let connection = &mut self.connections[id as usize];
         let backend = &self.config.backends[connection.backend_index];
-        match connect(backend.address.into()) {
+        match connect(backend.address) {
             Ok(socket) => {
                 self.state.session_fds.fetch_add(1, Ordering::Relaxed);
                 connection.backend = Some(Side::new(socket));

@@ -188,7 +188,7 @@ impl Worker {
         match event {
             Event::Accepted(socket) => {
                 self.recovered();
-                self.on_accepted(key.index as usize, socket.into(), now);
+                self.on_accepted(key.index as usize, socket, now);
                 if !more {
                     self.listeners[key.index as usize].paused = true;
                     self.arm_listeners()?;

@@ -134,7 +134,10 @@ fn remove_tree(cgroup: &Path) -> io::Result<()> {
 }
 
 /// The cgroup2 directory of this process.
-fn own_cgroup() -> Result<PathBuf> {
+///
+/// # Errors
+/// There is none.
+pub fn own_cgroup() -> Result<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let point = mounts
         .lines()

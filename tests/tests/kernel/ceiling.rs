@@ -3,8 +3,8 @@
 use std::io::ErrorKind;
 use std::net::TcpStream;
 use std::os::fd::AsFd as _;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -40,6 +40,7 @@ pub const TESTS: &[Test] = &[
 ];
 
 const ANY: &str = "127.0.0.1:0";
+const SHORT: Duration = Duration::from_millis(100);
 
 /// How many of these sockets hold a token, and how many are over.
 fn by_record(maps: &Maps, sockets: &[TcpStream]) -> Result<(u64, u64)> {
@@ -357,13 +358,17 @@ fn steered() -> Result<()> {
 /// Socket storage is charged to the socket's option memory, so a low bound on
 /// that leaves room for the listener's tag but not for the record.
 fn no_record() -> Result<()> {
-    let plane = start("norecord")?;
+    let log = Log::default();
+    let writer = log.clone();
+    tracing_subscriber::fmt()
+        .with_writer(move || writer.clone())
+        .init();
+    let mut plane = start("norecord")?;
+    let kernel_log = plane.take_logger().context("no log")?;
     let maps: Arc<Maps> = plane.maps();
     let listener = Counted::new(&plane, 0, ANY)?;
     let unrecorded = || listener.state().unrecorded_total.load(SeqCst);
-    listener
-        .socket
-        .set_read_timeout(Some(Duration::from_millis(100)))?;
+    listener.socket.set_read_timeout(Some(SHORT))?;
     let mut found = None;
     for bytes in (100..1200).rev().step_by(20) {
         sysctl("net/core/optmem_max", &bytes.to_string())?;
@@ -384,5 +389,38 @@ fn no_record() -> Result<()> {
     ensure!(answer == Err(AdmitErrno::Over), "{answer:?}");
     ensure!(used(&maps, slot::TOTAL) == 0, "a slot was taken");
     drop((client, server));
-    listener.settles(Counts::NONE)
+    listener.settles(Counts::NONE)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let forward = gate::kernel::forward_log(kernel_log);
+    let forever = runtime.block_on(async { tokio::time::timeout(SHORT, forward).await });
+    ensure!(forever.is_err(), "forwarding ended: {forever:?}");
+    let said = log.text();
+    ensure!(
+        said.contains("no memory for the record of a socket of listener 0"),
+        "log: {said:?}"
+    );
+    Ok(())
+}
+
+/// What is logged, kept to be looked at.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().expect("no panic")).into_owned()
+    }
+}
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("no panic").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }

@@ -1,0 +1,129 @@
+//! The PostgreSQL behind gate: somebody's own, a throw-away cluster, or the built-in server.
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result};
+
+use super::cluster::Cluster;
+use super::leftovers::{Scratch, end_child};
+use super::{built_program, session_user};
+use crate::sys;
+
+/// A backend, which ends when it is dropped if this program started it.
+pub struct Backend {
+    /// For gate's `--backend`; none if gate's configuration file says it.
+    pub address: Option<String>,
+    /// One line for people.
+    pub description: String,
+    /// Whether the roles and pgbench tables of the throw-away cluster are there.
+    pub is_cluster: bool,
+    process: Process,
+}
+
+/// What was started; only to be dropped.
+enum Process {
+    None,
+    Cluster(Cluster),
+    Builtin(Builtin),
+}
+
+impl Backend {
+    /// The one named on the command line.
+    pub fn given(address: &str) -> Self {
+        Self {
+            address: Some(address.to_owned()),
+            description: format!("the PostgreSQL at {address}"),
+            is_cluster: false,
+            process: Process::None,
+        }
+    }
+
+    /// The one of gate's configuration file.
+    pub fn configured() -> Self {
+        Self {
+            address: None,
+            description: "as the configuration file says".to_owned(),
+            is_cluster: false,
+            process: Process::None,
+        }
+    }
+
+    /// A new cluster in the scratch folder.
+    pub fn cluster(scratch: &Scratch) -> Result<Self> {
+        let cluster = Cluster::start(scratch, &session_user())?;
+        Ok(Self {
+            address: Some(cluster.address()),
+            description: format!(
+                "a throw-away {} in {}",
+                cluster.version,
+                scratch.path.display()
+            ),
+            is_cluster: true,
+            process: Process::Cluster(cluster),
+        })
+    }
+
+    /// The server of this package.
+    pub fn builtin() -> Result<Self> {
+        eprintln!("run: no PostgreSQL to use here, so the built-in server takes its place");
+        let builtin = Builtin::start()?;
+        Ok(Self {
+            address: Some(builtin.address.clone()),
+            description: "the built-in server, which answers `select` of constants".to_owned(),
+            is_cluster: false,
+            process: Process::Builtin(builtin),
+        })
+    }
+
+    /// Whether the server that this program started is still there.
+    pub fn is_alive(&mut self) -> bool {
+        match &mut self.process {
+            Process::None => true,
+            Process::Cluster(cluster) => cluster.is_alive(),
+            Process::Builtin(builtin) => matches!(builtin.child.try_wait(), Ok(None)),
+        }
+    }
+}
+
+/// A port of 127.0.0.1 that is free now.
+pub fn free_port() -> Result<u16> {
+    let probe = TcpListener::bind(("127.0.0.1", 0)).context("cannot bind on 127.0.0.1")?;
+    Ok(probe.local_addr()?.port())
+}
+
+struct Builtin {
+    child: Child,
+    address: String,
+}
+
+impl Builtin {
+    /// Starts it and reads the address it chose from its first line.
+    fn start() -> Result<Self> {
+        let mut command = Command::new(built_program("debug", "builtin-backend")?);
+        let mut child = sys::own_group_and_die_with_parent(&mut command, sys::KILL)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start the built-in server")?;
+        let stdout = child.stdout.take().context("its output is not piped")?;
+        let mut address = String::new();
+        BufReader::new(stdout).read_line(&mut address)?;
+        let builtin = Self {
+            child,
+            address: address.trim().to_owned(),
+        };
+        anyhow::ensure!(
+            !builtin.address.is_empty(),
+            "the built-in server did not start"
+        );
+        Ok(builtin)
+    }
+}
+
+impl Drop for Builtin {
+    fn drop(&mut self) {
+        end_child(&mut self.child, &[sys::TERMINATE, sys::KILL]);
+    }
+}

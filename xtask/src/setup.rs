@@ -1,0 +1,240 @@
+//! `cargo xtask setup`: what a Debian machine needs besides cargo, and why.
+
+use std::env;
+use std::fs;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::{bpf, host};
+
+/// The version of bpf-linker that the committed object is built with.
+pub const BPF_LINKER: &str = "0.13.0";
+
+/// Where Debian's llvm-22-dev puts LLVM.
+const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
+
+/// Read by the install script of Debian's postgresql-15: no cluster of the system's own.
+const NO_CLUSTER_CONF: &str = "/etc/postgresql-common/createcluster.d/gate-setup.conf";
+
+#[derive(clap::Args)]
+#[command(
+    long_about = "Installs by apt-get and cargo what is missing, and says what and why.\n\
+Without root it asks sudo; without sudo it prints the commands to run.\n\n  \
+tests: a PostgreSQL server with psql and pgbench; no cluster is created or started\n  \
+ebpf:  rustc-web, rust-web-src, rust-web-clippy, llvm-22-dev and bpf-linker, to build and\n         \
+lint the kernel object. Only needed by those who change it: a build embeds the committed one"
+)]
+pub struct Args {
+    /// What to prepare for
+    #[arg(long, value_enum, default_value_t = What::All)]
+    pub what: What,
+}
+
+/// What a machine is prepared for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum What {
+    /// A PostgreSQL to test against
+    Tests,
+    /// The tool chain of the kernel object
+    Ebpf,
+    /// Both
+    All,
+}
+
+/// Runs the task.
+pub fn main(args: &Args) -> Result<ExitCode> {
+    install(args.what)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Installs what is missing. What is there already costs no network and no rights.
+pub fn install(what: What) -> Result<()> {
+    if what != What::Ebpf {
+        install_postgresql()?;
+    }
+    if what != What::Tests {
+        install_bpf_packages()?;
+        install_bpf_linker()?;
+    }
+    Ok(())
+}
+
+/// The folder of a PostgreSQL server's programs: the newest of Debian's layout, else PATH.
+pub fn postgresql_bin() -> Option<PathBuf> {
+    let complete = |folder: &Path| {
+        ["initdb", "postgres", "psql"]
+            .iter()
+            .all(|program| host::is_executable(&folder.join(program)))
+    };
+    let mut versions: Vec<(u32, PathBuf)> = fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let version = entry.file_name().to_str()?.parse().ok()?;
+            Some((version, entry.path().join("bin")))
+        })
+        .filter(|(_, folder)| complete(folder))
+        .collect();
+    versions.sort();
+    let path = env::var_os("PATH").unwrap_or_default();
+    versions
+        .pop()
+        .map(|(_, folder)| folder)
+        .or_else(|| env::split_paths(&path).find(|folder| complete(folder)))
+}
+
+fn install_postgresql() -> Result<()> {
+    if let Some(folder) = postgresql_bin() {
+        eprintln!("setup: PostgreSQL is in {}", folder.display());
+        return Ok(());
+    }
+    eprintln!("setup: postgresql-15, because the tests run gate in front of a real server");
+    let mut root = AsRoot::new();
+    // Gone again after the installation, so that the machine's own habits stay as they are.
+    root.push(format!("trap 'rm -f {NO_CLUSTER_CONF}' EXIT"));
+    root.push(format!("mkdir -p $(dirname {NO_CLUSTER_CONF})"));
+    root.push(format!(
+        "echo 'create_main_cluster = false' > {NO_CLUSTER_CONF}"
+    ));
+    root.apt_install(&["postgresql-15"]);
+    root.run()
+}
+
+fn install_bpf_packages() -> Result<()> {
+    if let Some(toolchain) = bpf::Toolchain::find_compiler() {
+        eprintln!(
+            "setup: the kernel object can be built by {}",
+            toolchain.version
+        );
+        return Ok(());
+    }
+    let packages = [
+        (
+            "rustc-web",
+            "/usr/bin/rustc",
+            "a rustc whose core sources Debian ships",
+        ),
+        (
+            "rust-web-src",
+            bpf::DEBIAN_CORE,
+            "core, built for the BPF target",
+        ),
+        (
+            "rust-web-clippy",
+            "/usr/bin/clippy-driver",
+            "lints of the kernel programs",
+        ),
+        (
+            "llvm-22-dev",
+            "/usr/lib/llvm-22/bin/llvm-config",
+            "the LLVM that bpf-linker links with",
+        ),
+    ];
+    let missing = packages
+        .iter()
+        .filter(|(_, file, _)| !Path::new(file).exists());
+    let mut names = Vec::new();
+    for (package, _, why) in missing {
+        eprintln!("setup: {package}: {why}");
+        names.push(*package);
+    }
+    let mut root = AsRoot::new();
+    root.apt_install(&names);
+    root.run()
+}
+
+fn install_bpf_linker() -> Result<()> {
+    let found = host::find_program("bpf-linker")
+        .and_then(|linker| host::output(Command::new(linker).arg("--version")).ok());
+    if let Some(version) = found.filter(|version| version.contains(BPF_LINKER)) {
+        eprintln!("setup: {} is there", version.trim());
+        return Ok(());
+    }
+    eprintln!("setup: bpf-linker {BPF_LINKER}: links the kernel programs into one BPF object");
+    host::run(
+        host::cargo()
+            .env("LLVM_PREFIX", LLVM_PREFIX)
+            .args(["install", "bpf-linker", "--locked", "--version", BPF_LINKER])
+            .args(["--no-default-features", "--features", "llvm-22", "--force"]),
+    )
+    .context("the kernel object cannot be built without bpf-linker")
+}
+
+/// Shell lines that need root, run together so that sudo asks once.
+struct AsRoot {
+    lines: Vec<String>,
+}
+
+impl AsRoot {
+    fn new() -> Self {
+        Self { lines: Vec::new() }
+    }
+
+    fn push(&mut self, line: String) {
+        self.lines.push(line);
+    }
+
+    /// Fresh machines have no package lists, so they are fetched before anything is installed.
+    fn apt_install(&mut self, packages: &[&str]) {
+        self.push("apt-get update".to_owned());
+        self.push(format!(
+            "DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends {}",
+            packages.join(" ")
+        ));
+    }
+
+    fn run(&self) -> Result<()> {
+        let by_hand = format!("run this as root:\n\n  {}\n", self.lines.join("\n  "));
+        ensure!(
+            host::find_program("apt-get").is_some(),
+            "this machine has no apt-get; do what amounts to this on Debian: {by_hand}"
+        );
+        let mut command = if host::is_root() {
+            Command::new("sh")
+        } else {
+            let Some(mut sudo) = sudo() else {
+                bail!("setup needs root, and there is no sudo that would help; {by_hand}");
+            };
+            sudo.arg("sh");
+            sudo
+        };
+        for line in &self.lines {
+            eprintln!("+ {line}");
+        }
+        let status = command
+            .args(["-e", "-c", &self.lines.join("\n")])
+            .stdin(Stdio::null())
+            .status()
+            .with_context(|| format!("cannot start the installation; {by_hand}"))?;
+        ensure!(
+            status.success(),
+            "the installation failed ({status}); {by_hand}"
+        );
+        Ok(())
+    }
+}
+
+/// sudo, if it is there and either needs no password or can ask for one.
+pub fn sudo() -> Option<Command> {
+    let sudo = host::find_program("sudo")?;
+    let silent = || {
+        Command::new(&sudo)
+            .args(["-n", "true"])
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success())
+    };
+    let asked = || {
+        std::io::stdin().is_terminal()
+            && Command::new(&sudo)
+                .arg("-v")
+                .status()
+                .is_ok_and(|status| status.success())
+    };
+    (silent() || asked()).then(|| Command::new(&sudo))
+}
