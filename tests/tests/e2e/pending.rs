@@ -51,7 +51,9 @@ fn thousand_silent(stage: &Stage) -> Result<()> {
         .resident_bytes
         .saturating_sub(before.resident_bytes);
     assert!(grown < 24 << 20, "gate grew by {grown} bytes");
-    assert_eq!(gate.metrics()?.sum("gate_connections_pending", &[]), 1000.0);
+    // A good client is pending for a moment: the longest silent one made room.
+    let pending = gate.metrics()?.sum("gate_connections_pending", &[]);
+    assert!((980.0..=1000.0).contains(&pending), "{pending}");
     drop(silent);
     gate.wait_empty(SOON)
 }

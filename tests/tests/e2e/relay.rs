@@ -190,8 +190,9 @@ fn copy_both_ways(stage: &Stage) -> Result<()> {
     let before = gate.usage()?;
     let mut session = gate.open("postgres", "stage")?;
     let table = host::unique_name("copy").replace('-', "_");
+    session.query(&format!("create unlogged table {table} (line text)"))?;
     session.query(&format!(
-        "create unlogged table {table} (line text storage external)"
+        "alter table {table} alter column line set storage external"
     ))?;
     session
         .wire
