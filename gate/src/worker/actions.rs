@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::Shutdown;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, Socket, Type};
@@ -122,9 +121,49 @@ impl Worker {
         }
     }
 
-    /// Asks the ledger.
+    /// Asks the ledger, once there is a descriptor for the backend.
     fn admit(&mut self, id: u32, who: &Identity) -> Result<(), Reason> {
         self.pending.remove(id);
+        if !self.state.take_fd() {
+            self.ran_out("the descriptors for sessions");
+            return Err(Reason::Descriptors);
+        }
+        self.connections[id as usize].fds += 1;
+        let verdict = self.ask(id, who);
+        if verdict.is_err() {
+            self.give_backend_fd(id);
+        }
+        verdict
+    }
+
+    /// Gives back the descriptor that was kept for a backend.
+    pub(super) fn give_backend_fd(&mut self, id: u32) {
+        let connection = &mut self.connections[id as usize];
+        let of_client = u64::from(connection.client.is_some() && !connection.on_reserve);
+        if connection.fds > of_client {
+            connection.fds -= 1;
+            self.state.give_fd();
+        }
+    }
+
+    /// Keeps a descriptor for a cancel: of the reserve if need be, so that a
+    /// gate without descriptors can still end queries.
+    fn keep_fd_for_cancel(&mut self, id: u32) -> bool {
+        let reserve = self.reserve();
+        let connection = &mut self.connections[id as usize];
+        if self.state.take_fd() {
+            connection.fds += 1;
+        } else if !connection.on_reserve {
+            if self.on_reserve >= reserve {
+                return false;
+            }
+            self.on_reserve += 1;
+            connection.on_reserve = true;
+        }
+        true
+    }
+
+    fn ask(&mut self, id: u32, who: &Identity) -> Result<(), Reason> {
         let asked = Instant::now();
         let connection = &mut self.connections[id as usize];
         let (Some(client), Some(entry)) = (&connection.client, &connection.entry) else {
@@ -156,14 +195,19 @@ impl Worker {
         let connection = &mut self.connections[id as usize];
         connection.mode = Mode::Dialing;
         connection.dialled = now;
-        if connection.session.identity().is_none() && connection.client.is_some() {
-            self.cancel_elsewhere(id, now);
+        if connection.session.identity().is_none() {
+            if connection.client.is_some() {
+                self.cancel_elsewhere(id, now);
+            }
+            if !self.keep_fd_for_cancel(id) {
+                self.connections[id as usize].dial_error = Some(ConnectFailure::Host);
+                return self.enqueue(id);
+            }
         }
         let connection = &mut self.connections[id as usize];
         let backend = &self.config.backends[connection.backend_index];
         match connect(backend.address) {
             Ok(socket) => {
-                self.state.session_fds.fetch_add(1, Ordering::Relaxed);
                 connection.backend = Some(Side::new(socket));
                 self.arm_or_close(id, Kind::Backend);
             }
@@ -246,7 +290,7 @@ impl Worker {
         backend.retired = true;
         if backend.poll == PollState::Idle {
             connection.backend = None;
-            self.state.session_fds.fetch_sub(1, Ordering::Relaxed);
+            self.give_backend_fd(id);
         } else {
             self.cancel_poll(id, Kind::Backend);
         }

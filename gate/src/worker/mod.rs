@@ -22,7 +22,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use slab::Slab;
@@ -229,7 +228,7 @@ impl Worker {
             open.poll = PollState::Idle;
             if open.retired {
                 *side = None;
-                self.state.session_fds.fetch_sub(1, Ordering::Relaxed);
+                self.give_backend_fd(key.index);
             } else if wanted {
                 self.arm(key.index, key.kind)?;
             }
@@ -330,7 +329,6 @@ impl Worker {
                 continue;
             }
             let mut connection = self.connections.remove(id as usize);
-            let sides = connection.client.iter().chain(&connection.backend).count();
             drop(connection.backend.take());
             if let Some(Side { socket, .. }) = connection.client.take() {
                 if connection.reset_client {
@@ -342,9 +340,9 @@ impl Worker {
             if let Some(entry) = connection.entry.take() {
                 self.state.ledger.closed(entry);
             }
-            self.state
-                .session_fds
-                .fetch_sub(sides as u64, Ordering::Relaxed);
+            for _ in 0..connection.fds {
+                self.state.give_fd();
+            }
             if connection.on_reserve {
                 self.on_reserve -= 1;
             }
