@@ -190,10 +190,10 @@ impl Config {
     }
 
     /// The settings that differ from `old` and take effect at the next start
-    /// only: all but limits.
+    /// only: all but limits and timeouts.
     #[must_use]
     pub fn fixed_differences(&self, old: &Self) -> Vec<&'static str> {
-        let ceilings = |config: &Self| -> Vec<SocketAddr> {
+        let addresses = |config: &Self| -> Vec<SocketAddr> {
             config
                 .listeners
                 .iter()
@@ -208,10 +208,9 @@ impl Config {
         };
         let differences = [
             ("instance", self.instance != old.instance),
-            ("listener", ceilings(self) != ceilings(old)),
+            ("listener", addresses(self) != addresses(old)),
             ("backend", backends(self) != backends(old)),
             ("database", self.databases != old.databases),
-            ("timeouts", self.timeouts != old.timeouts),
             ("workers", self.workers != old.workers),
             ("kernel", self.kernel != old.kernel),
             ("control", self.control != old.control),

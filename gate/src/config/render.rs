@@ -34,6 +34,12 @@ pub fn limits_to_toml(limits: &LimitSettings) -> String {
     out.text
 }
 
+/// A limit as a TOML value.
+#[must_use]
+pub fn limit(value: LimitValue) -> String {
+    value.to_toml()
+}
+
 /// The text so far, and the table it is in.
 #[derive(Default)]
 pub(super) struct Text {

@@ -57,8 +57,8 @@ settings! {
     /// that is not set is shown as a comment.
     ///
     /// Command-line flags win over the environment (GATE_*), which wins over this
-    /// file. SIGHUP and `gatectl reload` read it again: limits change at once, all
-    /// else at the next start.
+    /// file. SIGHUP and `gatectl reload` read it again: limits change at once,
+    /// timeouts for connections that come later, all else at the next start.
     pub struct Settings {
         /// Name of this instance: 1 to 32 of a-z, 0-9, `-` and `_`. It is part of
         /// the paths of the control socket and of the pinned maps.

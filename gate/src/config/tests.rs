@@ -348,7 +348,7 @@ fn a_reload_names_what_waits_for_the_next_start() {
         "[[listener]]\nceiling = 9\n[limits]\nmax_connections = 9\n[timeouts]\nauth = \"1s\"",
     )
     .expect("valid");
-    assert_eq!(new.fixed_differences(&old), ["timeouts"]);
+    assert!(new.fixed_differences(&old).is_empty());
     let moved = Config::from_toml("[[listener]]\naddress = \"127.0.0.1:1\"").expect("valid");
     assert_eq!(moved.fixed_differences(&old), ["listener"]);
 }

@@ -142,7 +142,8 @@ pub struct ListenerUse {
 pub struct Status {
     /// Name of the instance.
     pub instance: String,
-    /// `starting`, `serving`, `draining`, `stopping`; `down` if no gate runs.
+    /// `starting`, `serving`, `draining`, `stopping`; from the pinned maps alone
+    /// `down` if no gate runs, `unresponsive` if it does not answer.
     pub state: String,
     /// The process, if one runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -202,6 +203,10 @@ pub struct LimitEntry {
     pub used: Option<u64>,
     /// `runtime`, `config` or `default`.
     pub source: String,
+    /// Present if nobody enforces it: a limit on sockets without the kernel
+    /// plane.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub inactive: bool,
 }
 
 /// Body of `POST /limits/set` and `POST /limits/unset`.

@@ -23,6 +23,10 @@ pub const PERIOD: Duration = Duration::from_millis(250);
 /// How long a limit must be free before its limited state ends: a limit that
 /// is reached again and again is one state, not many.
 const CALM: Duration = Duration::from_secs(5);
+/// How often every name is looked at.
+const NAMES_PERIOD: Duration = Duration::from_secs(5);
+/// The same while somebody is refused.
+const NAMES_PERIOD_BUSY: Duration = Duration::from_secs(1);
 /// Names that one log line and one status list.
 const NAMES_SHOWN: usize = 5;
 
@@ -108,6 +112,8 @@ impl Limited {
 #[derive(Debug, Default)]
 pub struct Watch {
     scopes: [Seen; Scope::ALL.len()],
+    reached: Reached,
+    since_names: Duration,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -121,11 +127,37 @@ struct Seen {
 impl Watch {
     /// Looks once, `elapsed` after the last time.
     pub fn look(&mut self, state: &State, limited: &Limited, elapsed: Duration) {
-        let reached = reached(state);
+        let rejected = Scope::ALL.map(|scope| rejected(state, scope.reason()));
+        self.since_names += elapsed;
+        if self.since_names >= self.names_period(limited, &rejected) {
+            self.since_names = Duration::ZERO;
+            self.reached = names_reached(&state.ledger, state.kernel == KernelState::Active);
+        }
+        totals_reached(&state.ledger, &mut self.reached);
         for scope in Scope::ALL {
-            let names = &reached[scope as usize];
-            let rejected = rejected(state, scope.reason());
-            self.step(scope, names.as_deref(), rejected, limited, elapsed);
+            let names = self.reached[scope as usize].take();
+            self.step(
+                scope,
+                names.as_deref(),
+                rejected[scope as usize],
+                limited,
+                elapsed,
+            );
+            self.reached[scope as usize] = names;
+        }
+    }
+
+    /// How often every name is looked at: seldom while nothing happens, for
+    /// there can be thousands.
+    fn names_period(&self, limited: &Limited, rejected: &[u64; Scope::ALL.len()]) -> Duration {
+        let busy = Scope::ALL.into_iter().any(|scope| {
+            limited.is_limited(scope)
+                || rejected[scope as usize] > self.scopes[scope as usize].rejected
+        });
+        if busy {
+            NAMES_PERIOD_BUSY
+        } else {
+            NAMES_PERIOD
         }
     }
 
@@ -169,7 +201,8 @@ impl Watch {
 /// What is limited at this moment, for the status.
 #[must_use]
 pub fn now(ledger: &Ledger, kernel_active: bool) -> Vec<api::Limited> {
-    let reached = reached_in(ledger, kernel_active);
+    let mut reached = names_reached(ledger, kernel_active);
+    totals_reached(ledger, &mut reached);
     let limited = Scope::ALL
         .into_iter()
         .zip(reached)
@@ -180,23 +213,23 @@ pub fn now(ledger: &Ledger, kernel_active: bool) -> Vec<api::Limited> {
     limited.collect()
 }
 
+/// By scope: `None`, or the names at their limit; no names for a total.
 type Reached = [Option<Vec<String>>; Scope::ALL.len()];
 
-fn reached(state: &State) -> Reached {
-    reached_in(&state.ledger, state.kernel == KernelState::Active)
+fn totals_reached(ledger: &Ledger, reached: &mut Reached) {
+    let sessions = is_full(ledger.plain_limit(slot::TOTAL), ledger.admitted());
+    let pending = is_full(ledger.max_pending(), ledger.pending());
+    reached[Scope::MaxConnections as usize] = sessions.then(Vec::new);
+    reached[Scope::MaxPending as usize] = pending.then(Vec::new);
 }
 
-fn reached_in(ledger: &Ledger, kernel_active: bool) -> Reached {
+fn names_reached(ledger: &Ledger, kernel_active: bool) -> Reached {
     let mut reached = Reached::default();
-    let full = |limit: Limit, used: u64| limit != Limit::None && !limit.allows_one_more(used);
-    if full(ledger.plain_limit(slot::TOTAL), ledger.admitted()) {
-        reached[Scope::MaxConnections as usize] = Some(Vec::new());
-    }
-    if full(ledger.max_pending(), ledger.pending()) {
-        reached[Scope::MaxPending as usize] = Some(Vec::new());
-    }
     // A table that cannot be read now will be at the next look.
     for row in ledger.limits().unwrap_or_default() {
+        if !is_full(row.limit, row.used) {
+            continue;
+        }
         let (scope, name) = match &row.key {
             LimitKey::User(user) => (Scope::User, name::escape(user)),
             LimitKey::Database(database) => (Scope::Database, name::escape(database)),
@@ -204,16 +237,20 @@ fn reached_in(ledger: &Ledger, kernel_active: bool) -> Reached {
             LimitKey::Listener(address) if kernel_active => (Scope::Ceiling, address.clone()),
             _ => continue,
         };
-        if full(row.limit, row.used) {
-            let names = reached[scope as usize].get_or_insert_default();
-            match names.len() {
-                ..NAMES_SHOWN => names.push(name),
-                NAMES_SHOWN => names.push("...".to_owned()),
-                _ => {}
-            }
+        let names = reached[scope as usize].get_or_insert_default();
+        match names.len() {
+            ..NAMES_SHOWN => names.push(name),
+            NAMES_SHOWN => names.push("...".to_owned()),
+            _ => {}
         }
     }
     reached
+}
+
+/// Whether the next one would be refused. A limit of nobody is not reached:
+/// it is meant.
+fn is_full(limit: Limit, used: u64) -> bool {
+    limit != Limit::None && !limit.allows_one_more(used)
 }
 
 fn rejected(state: &State, reason: Reason) -> u64 {

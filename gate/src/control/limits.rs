@@ -28,7 +28,11 @@ pub struct LimitError(String);
 /// The table of names could not be read.
 pub fn list(ledger: &Ledger) -> Result<Vec<LimitEntry>, LimitError> {
     let rows = ledger.limits().map_err(unreadable)?;
-    Ok(rows.iter().filter(|row| is_shown(row)).map(entry).collect())
+    Ok(rows
+        .iter()
+        .filter(|row| is_shown(row))
+        .map(|row| entry(ledger, row))
+        .collect())
 }
 
 /// Sets a limit. It is in force when this returns.
@@ -97,6 +101,7 @@ pub fn export(ledger: &Ledger) -> Result<String, LimitError> {
             Limit::None => Setting::None,
             Limit::AtMost(number) => Setting::AtMost(number),
         });
+        let toml = render::limit(value);
         match row.key {
             LimitKey::User(user) => {
                 settings.user.insert(name::escape(&user), value);
@@ -104,12 +109,14 @@ pub fn export(ledger: &Ledger) -> Result<String, LimitError> {
             LimitKey::Database(database) => {
                 settings.database.insert(name::escape(&database), value);
             }
-            LimitKey::Backend(backend) => {
+            // Their place is elsewhere in the file, and the configuration's
+            // are there already.
+            LimitKey::Backend(backend) if row.source == LimitSource::Runtime => {
                 let name = name::escape(&backend);
-                others += &format!("# backend {name}: max_connections = {value}\n");
+                others += &format!("# backend {name}: max_connections = {toml}\n");
             }
-            LimitKey::Listener(address) => {
-                others += &format!("# listener {address}: ceiling = {value}\n");
+            LimitKey::Listener(address) if row.source == LimitSource::Runtime => {
+                others += &format!("# listener {address}: ceiling = {toml}\n");
             }
             _ => {}
         }
@@ -207,12 +214,8 @@ fn known(ledger: &Ledger, kind: NameKind, name: &[u8]) -> Result<(), LimitError>
 
 fn check_value(ledger: &Ledger, key: &LimitKey, value: Setting) -> Result<(), LimitError> {
     let (text, _) = key_text(key);
-    let derivable = matches!(
-        key,
-        LimitKey::Ceiling | LimitKey::OverHeadroom | LimitKey::Listener(_)
-    );
     match (key, value) {
-        (_, Setting::Auto) if !derivable => Err(LimitError(format!(
+        (_, Setting::Auto) if !is_of_sockets(key) => Err(LimitError(format!(
             "`auto` is for ceiling and over-headroom only: give {text} a number, `unlimited` or `none`"
         ))),
         (LimitKey::MaxPending | LimitKey::OverHeadroom, Setting::None) => Err(LimitError(format!(
@@ -236,7 +239,7 @@ fn store(ledger: &Ledger, key: &LimitKey, setting: Setting) -> Result<LimitEntry
         .set_limit(key, Layer::Runtime, setting)
         .map_err(|error| LimitError(error.to_string()))?;
     match row(ledger, key)? {
-        Some(row) => Ok(entry(&row)),
+        Some(row) => Ok(entry(ledger, &row)),
         None => Err(LimitError(
             "the limit was set, but its name is gone again".to_owned(),
         )),
@@ -248,7 +251,7 @@ fn row(ledger: &Ledger, key: &LimitKey) -> Result<Option<LimitRow>, LimitError> 
     Ok(rows.into_iter().find(|row| row.key == *key))
 }
 
-fn entry(row: &LimitRow) -> LimitEntry {
+fn entry(ledger: &Ledger, row: &LimitRow) -> LimitEntry {
     let (key, name) = key_text(&row.key);
     let countable = match row.key {
         LimitKey::Ceiling
@@ -268,7 +271,16 @@ fn entry(row: &LimitRow) -> LimitEntry {
         limit: row.limit.into(),
         used: countable.then_some(row.used),
         source: row.source.label().to_owned(),
+        inactive: !ledger.is_kernel() && is_of_sockets(&row.key),
     }
+}
+
+/// Limits on sockets are enforced by the kernel plane alone.
+const fn is_of_sockets(key: &LimitKey) -> bool {
+    matches!(
+        key,
+        LimitKey::Ceiling | LimitKey::OverHeadroom | LimitKey::Listener(_)
+    )
 }
 
 /// Names that merely connected once, with no limit of their own, are noise.

@@ -1,5 +1,5 @@
-//! Reload: limits of the configuration change at once, all else waits for the
-//! next start.
+//! Reload: limits of the configuration change at once, timeouts for the
+//! connections that come later, all else waits for the next start.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use super::Shared;
 use super::api::Reloaded;
 use crate::config::Config;
 
-/// Reads the configuration again and puts its limits in force. No count is
-/// touched, and limits set by `gatectl` still win.
+/// Reads the configuration again and puts its limits and timeouts in force. No
+/// count is touched, and limits set by `gatectl` still win.
 ///
 /// # Errors
 /// A sentence that says why the old configuration stays in force.
@@ -27,7 +27,7 @@ pub(super) async fn reload(shared: &Arc<Shared>) -> Result<Reloaded, String> {
         Ok(Reloaded { waiting }) if waiting.is_empty() => tracing::info!("reloaded"),
         Ok(Reloaded { waiting }) => tracing::warn!(
             waiting = waiting.join(", "),
-            "reloaded the limits; these settings changed too and wait for the next start"
+            "reloaded, but these settings changed too and wait for the next start"
         ),
         Err(error) => {
             tracing::error!(error, "not reloaded: the old configuration stays in force");
@@ -38,7 +38,7 @@ pub(super) async fn reload(shared: &Arc<Shared>) -> Result<Reloaded, String> {
 
 fn apply(shared: &Shared, new: &Config) -> Result<Reloaded, String> {
     let old = shared.state.config();
-    let merged = with_limits_of(&old, new);
+    let merged = with_changes_of(&old, new);
     let ledger = &shared.state.ledger;
     if let Err(error) = ledger.apply_config(&merged) {
         // What was written before the failure must not stay half in force.
@@ -54,10 +54,11 @@ fn apply(shared: &Shared, new: &Config) -> Result<Reloaded, String> {
     })
 }
 
-/// The running configuration with all limits of another.
-fn with_limits_of(old: &Config, new: &Config) -> Config {
+/// The running configuration with what can change of another.
+fn with_changes_of(old: &Config, new: &Config) -> Config {
     let mut merged = old.clone();
     merged.limits = new.limits.clone();
+    merged.timeouts = new.timeouts;
     for listener in &mut merged.listeners {
         let same = new
             .listeners

@@ -10,7 +10,7 @@ pub fn run(target: &Target, output: Output) -> Result<(), Failure> {
     output.print(&reloaded, |reloaded| match reloaded.waiting.as_slice() {
         [] => "reloaded\n".to_owned(),
         waiting => format!(
-            "reloaded the limits; these settings changed too and wait for the next start: {}\n",
+            "reloaded, but these settings changed too and wait for the next start: {}\n",
             waiting.join(", ")
         ),
     })

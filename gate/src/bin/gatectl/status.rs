@@ -9,11 +9,10 @@ use crate::output::{Output, limit};
 use crate::target::{Failure, Target};
 
 pub fn run(target: &Target, output: Output) -> Result<(), Failure> {
-    let status = target.read("/status", |ledger| target.status_of(ledger))?;
-    output.print(&status, text)
+    output.print(&target.status()?, text)
 }
 
-fn text(status: &Status) -> String {
+pub fn text(status: &Status) -> String {
     let connections = &status.connections;
     let total = &connections.total;
     let mut lines = vec![
@@ -47,10 +46,10 @@ fn text(status: &Status) -> String {
         }
     }
     if status.runtime_limits > 0 {
-        let note = "`gatectl limits export` makes them configuration, else a reboot loses them";
+        let note = "`gatectl limits export` makes it configuration; a reboot loses it";
         lines.push((
             "set at runtime",
-            format!("{} limits; {note}", status.runtime_limits),
+            format!("{}; {note}", status.runtime_limits),
         ));
     }
     let mut text = String::new();
@@ -66,8 +65,7 @@ fn text(status: &Status) -> String {
 
 fn state(status: &Status) -> String {
     match &status.process {
-        None => "down: nobody answers at the control socket; the kernel's counts and limits stand"
-            .to_owned(),
+        None => format!("{}; the kernel's counts and limits stand", status.state),
         Some(process) => {
             let uptime = humantime::format_duration(Duration::from_secs(process.uptime_seconds));
             format!(

@@ -27,7 +27,7 @@ pub const EXIT_NO_INSTANCE: u8 = 4;
 
 /// For an answer that gate has at hand: a gate that is slower is taken for
 /// stuck, and its maps are read instead.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(1);
 /// For an answer that needs files and name servers.
 const LONG_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -79,6 +79,24 @@ impl Target {
         }
     }
 
+    /// The status; from the maps if nobody answers.
+    pub fn status(&self) -> Result<Status, Failure> {
+        match client::ask(&self.control, Method::GET, "/status", None, PATIENCE) {
+            Ok(answer) => decode(&checked(answer)?.body),
+            Err(silence) => {
+                let ledger = self.maps(&silence)?;
+                let listeners = listeners(&ledger)?;
+                let kernel = KernelState::Active;
+                let mut status = status::of_ledger(&self.instance, &ledger, &listeners, &kernel)
+                    .map_err(Failure::new)?;
+                if silence.kind() == io::ErrorKind::TimedOut {
+                    "unresponsive".clone_into(&mut status.state);
+                }
+                Ok(status)
+            }
+        }
+    }
+
     /// Gets something from the running gate, else opens the maps.
     pub fn get(&self, path: &str) -> Result<Reached<Answer>, Failure> {
         match client::ask(&self.control, Method::GET, path, None, PATIENCE) {
@@ -87,24 +105,24 @@ impl Target {
         }
     }
 
-    /// Where limits are written: the pinned maps, so that it works while gate
-    /// is busy or down; but not the maps that an earlier gate left behind when
-    /// the one that runs does not use them.
+    /// Where limits are written: the pinned maps of the gate that runs, so that
+    /// it works while it is busy; its control socket if it has no kernel plane
+    /// (an earlier gate may have left maps that nobody reads); without an
+    /// answer the maps that are there.
     pub fn for_limits(&self) -> Result<Reached<()>, Failure> {
-        let maps = Maps::open(&self.instance);
-        let running = client::ask(&self.control, Method::GET, "/status", None, PATIENCE);
-        match (maps, running) {
-            (Err(_), Ok(_)) => Ok(Reached::Gate(())),
-            (Ok(maps), Ok(answer)) => {
+        match client::ask(&self.control, Method::GET, "/status", None, PATIENCE) {
+            Ok(answer) => {
                 let status: Status = decode(&checked(answer)?.body)?;
-                if status.connections.kernel.state == "active" {
-                    Ok(Reached::Maps(Ledger::kernel(Arc::new(maps))))
-                } else {
-                    Ok(Reached::Gate(()))
+                if status.connections.kernel.state != "active" {
+                    return Ok(Reached::Gate(()));
                 }
+                // Whoever may use the socket may not open the maps.
+                Ok(match Maps::open(&status.instance) {
+                    Ok(maps) => Reached::Maps(Ledger::kernel(Arc::new(maps))),
+                    Err(_) => Reached::Gate(()),
+                })
             }
-            (Ok(maps), Err(_)) => Ok(Reached::Maps(Ledger::kernel(Arc::new(maps)))),
-            (Err(error), Err(silence)) => Err(self.unreachable(&error, &silence)),
+            Err(silence) => self.maps(&silence).map(Reached::Maps),
         }
     }
 
@@ -123,20 +141,13 @@ impl Target {
             Err(silence) => {
                 self.maps(&silence)?;
                 Err(Failure::new(format!(
-                    "gate `{}` does not run: nobody answers at {} ({silence}); its pinned maps are there, \
-                     so `gatectl limits` and `gatectl status` work without it",
+                    "no gate `{}` answers at {}: {silence}; its pinned maps are there, so \
+                     `gatectl limits` and `gatectl status` work without it",
                     self.instance,
                     self.control.display()
                 )))
             }
         }
-    }
-
-    /// The status, from the maps if no gate runs.
-    pub fn status_of(&self, ledger: &Ledger) -> Result<Status, Failure> {
-        let listeners = listeners(ledger)?;
-        status::of_ledger(&self.instance, ledger, &listeners, &KernelState::Active)
-            .map_err(Failure::new)
     }
 
     fn maps(&self, silence: &io::Error) -> Result<Ledger, Failure> {

@@ -5,10 +5,12 @@ mod server;
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
 
 use super::api::{Connections, LimitChange};
+use super::limited::{self, Limited, Scope, Watch};
 use super::{connections, limits};
 use crate::config::Config;
 use crate::ledger::{Applicant, Entry, Ledger, NameCache};
@@ -280,5 +282,55 @@ fn exported_limits_are_a_configuration() {
     assert!(
         exported.contains("# backend default: max_connections = 9"),
         "{exported}"
+    );
+}
+
+#[test]
+fn a_user_at_its_limit_is_a_limited_state() {
+    let mut gate =
+        Fixture::new("[limits]\nmax_connections = 4\n[limits.user]\napp = 2\nretired = \"none\"");
+    let (mut watch, limited) = (Watch::default(), Limited::default());
+    let mut look = |gate: &Fixture| {
+        watch.look(&gate.state, &limited, Duration::from_secs(5));
+        [Scope::User, Scope::MaxConnections].map(|scope| limited.is_limited(scope))
+    };
+    assert_eq!(
+        look(&gate),
+        [false, false],
+        "a limit of nobody is not reached"
+    );
+    for _ in 0..2 {
+        gate.admit(b"app", b"d").expect("admitted");
+    }
+    assert_eq!(look(&gate), [true, false]);
+    let now = limited::now(&gate.state.ledger, false);
+    assert_eq!(
+        (now.len(), now[0].names.as_slice()),
+        (1, ["app".to_owned()].as_slice())
+    );
+    for _ in 0..2 {
+        gate.admit(b"other", b"d").expect("admitted");
+    }
+    assert_eq!(look(&gate), [true, true]);
+    gate.close_all();
+    assert_eq!(look(&gate), [false, false]);
+    gate.state.stats[1].rejected(0, Reason::User);
+    assert_eq!(
+        look(&gate),
+        [true, false],
+        "a refusal between two looks is seen"
+    );
+}
+
+#[test]
+fn limits_on_sockets_say_that_nobody_enforces_them() {
+    let gate = Fixture::new("");
+    let listed = limits::list(&gate.state.ledger).expect("listed");
+    let inactive: Vec<_> = listed.iter().filter(|entry| entry.inactive).collect();
+    assert_eq!(inactive.len(), 3, "{inactive:?}");
+    assert!(
+        inactive
+            .iter()
+            .all(|entry| matches!(entry.key.as_str(), "ceiling" | "over-headroom"))
     );
 }

@@ -37,7 +37,7 @@ impl Server {
         let gate = Fixture::new(&toml);
         let line = ["gate".as_ref(), "--config".as_ref(), file.as_os_str()];
         let source = ConfigSource::new(Line::parse_from(line).flags);
-        let control = start(Arc::clone(&gate.state), source).expect("started");
+        let control = start(Arc::clone(&gate.state), source, None).expect("started");
         Self {
             gate,
             control: Some(control),
@@ -55,6 +55,12 @@ impl Server {
     fn rewrite(&self, limits: &str) {
         let toml = Self::toml(self.directory.path(), limits);
         std::fs::write(self.directory.path().join("gate.toml"), toml).expect("written");
+    }
+
+    fn append(&self, line: &str) {
+        let path = self.directory.path().join("gate.toml");
+        let text = std::fs::read_to_string(&path).expect("read");
+        std::fs::write(path, text + line).expect("written");
     }
 
     fn socket(&self, request: &str, body: &str) -> (u16, String) {
@@ -213,6 +219,7 @@ fn a_reload_changes_limits_and_keeps_every_count() {
     );
 
     server.rewrite("[limits.user]\napp = 3\n[[listener]]\naddress = \"127.0.0.1:7777\"");
+    server.append("auth = \"7s\"");
     let (status, reloaded) = server.post("/reload", &Value::Null);
     assert_eq!((status, reloaded), (200, json!({"waiting": ["listener"]})));
     assert_eq!(server.gate.admit(b"app", b"d"), Ok(()));
@@ -257,7 +264,7 @@ fn an_address_in_use_names_the_cure() {
     let directory = tempfile::tempdir().expect("a directory");
     let control = directory.path().join("control.sock");
     let gate = Fixture::new(&format!("control = {control:?}\nadmin = \"{address}\""));
-    let error = start(Arc::clone(&gate.state), ConfigSource::default()).expect_err("in use");
+    let error = start(Arc::clone(&gate.state), ConfigSource::default(), None).expect_err("in use");
     assert!(matches!(error, ControlError::Admin { .. }) && error.to_string().contains("--admin"));
     assert!(!control.exists(), "nothing is left behind");
 }

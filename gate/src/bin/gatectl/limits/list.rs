@@ -1,5 +1,6 @@
 //! `gatectl limits list`.
 
+use gate::control::api::LimitEntry;
 use gate::control::limits;
 
 use crate::output::{Output, Table, limit};
@@ -17,9 +18,17 @@ pub fn run(target: &Target, output: Output) -> Result<(), Failure> {
                 entry.name.clone().unwrap_or_default(),
                 limit(entry.limit.get()),
                 entry.used.map_or("-".to_owned(), |used| used.to_string()),
-                entry.source.clone(),
+                source(entry),
             ]);
         }
         table.render()
     })
+}
+
+fn source(entry: &LimitEntry) -> String {
+    if entry.inactive {
+        format!("{}, not enforced", entry.source)
+    } else {
+        entry.source.clone()
+    }
 }

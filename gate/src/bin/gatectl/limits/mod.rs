@@ -53,6 +53,14 @@ fn print_entry(entry: &LimitEntry, output: Output) -> Result<(), Failure> {
             .map(|used| format!(", {used} in use"))
             .unwrap_or_default();
         let limit = output::limit(entry.limit.get());
-        format!("{}{name}: {limit} ({}){used}\n", entry.key, entry.source)
+        let inactive = if entry.inactive {
+            "; not enforced without the kernel plane"
+        } else {
+            ""
+        };
+        format!(
+            "{}{name}: {limit} ({}){used}{inactive}\n",
+            entry.key, entry.source
+        )
     })
 }
