@@ -2,9 +2,10 @@
 
 use std::fs;
 use std::io::{self, Read};
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -47,12 +48,13 @@ pub fn eventually<T>(
     mut probe: impl FnMut() -> Result<Option<T>>,
 ) -> Result<T> {
     let deadline = Instant::now() + limit;
-    loop {
+    // A machine that stalls for seconds must not turn one look into a verdict.
+    for probes in 1.. {
         let said = probe();
         if let Ok(Some(value)) = said {
             return Ok(value);
         }
-        if Instant::now() >= deadline {
+        if Instant::now() >= deadline && probes >= 20 {
             let last = match said {
                 Err(error) => format!(": {error:#}"),
                 Ok(_) => String::new(),
@@ -61,6 +63,7 @@ pub fn eventually<T>(
         }
         thread::sleep(Duration::from_millis(10));
     }
+    unreachable!("the loop has no end of its own");
 }
 
 /// As [`eventually`], for a condition.
@@ -75,23 +78,44 @@ pub fn eventually_true(
     eventually(limit, what, || Ok(probe()?.then_some(())))
 }
 
-/// A TCP port on 127.0.0.1 that nobody holds and no other test was given. It
-/// lies under the range that the kernel picks outgoing ports from.
+/// Ports of one process: test binaries that run side by side must not be
+/// given the same ones between the look and the bind.
+const PORTS_PER_PROCESS: u16 = 400;
+/// The first of all ports. They end below 32768, where the kernel begins to
+/// pick outgoing ports.
+const FIRST_PORT: u16 = 20_000;
+/// Processes that can run side by side.
+const PORT_BLOCKS: u16 = 30;
+
+/// A TCP port on 127.0.0.1 that nobody holds and no other test was given
+/// lately.
 ///
 /// # Panics
-/// When 10,000 ports in a row are busy.
+/// When all ports of this process are busy.
 #[must_use]
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    let start = (std::process::id() % 10_000) as u16;
-    for _ in 0..10_000 {
-        let step = NEXT.fetch_add(1, Ordering::Relaxed);
-        let port = 20_000 + start.wrapping_add(step) % 10_000;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+    let block = port_block();
+    for _ in 0..PORTS_PER_PROCESS {
+        let step = NEXT.fetch_add(1, Ordering::Relaxed) % PORTS_PER_PROCESS;
+        let port = FIRST_PORT + block * PORTS_PER_PROCESS + step;
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
             return port;
         }
     }
-    panic!("no free port from 20000 to 29999");
+    panic!("no free port in block {block}");
+}
+
+/// The block of ports that this process holds, by listening on its first one.
+fn port_block() -> u16 {
+    static BLOCK: OnceLock<(u16, Option<TcpListener>)> = OnceLock::new();
+    let take = |block: u16| {
+        let first = FIRST_PORT + block * PORTS_PER_PROCESS;
+        let held = TcpListener::bind((Ipv4Addr::LOCALHOST, first)).ok()?;
+        Some((block, Some(held)))
+    };
+    let held = BLOCK.get_or_init(|| (0..PORT_BLOCKS).find_map(take).unwrap_or((0, None)));
+    held.0
 }
 
 /// A name that no other test of this run or of a run beside it has.

@@ -4,11 +4,12 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use gate_tests::backend::{FakeBackend, Script};
 use gate_tests::clients::{block_on, sqlstate, tokio_client};
 use gate_tests::gate::{Gate, Plan};
 use gate_tests::host;
+use gate_tests::observe::Connections;
 use gate_tests::postgres::{LOCKED_PASSWORD, LOCKED_USER, LONG_USER};
 use gate_tests::session::{OpenError, Session};
 use gate_tests::suite::{Stage, Suite};
@@ -219,22 +220,22 @@ fn random_walk(stage: &Stage) -> Result<()> {
             _ if live.is_empty() => {}
             _ => drop(live.swap_remove(draw / 32 % live.len())),
         }
-        let settled = gate.wait_connections(SOON, "the counts are the live sessions", |now| {
+        // The words of one session are given back one after the other.
+        let matches = |now: &Connections| {
+            let user_matches = |(index, user): (usize, &&str)| {
+                let used = live.iter().filter(|one| one.0 == index).count();
+                now.user(user).active == used as i64
+            };
+            let database_matches = |(index, database): (usize, &&str)| {
+                let used = live.iter().filter(|one| one.1 == index).count();
+                now.database(database).active == used as i64
+            };
             now.active() == live.len() as i64
-        });
-        let now = settled.map_err(|error| error.context(format!("step {step}")))?;
-        for (index, user) in users.iter().enumerate() {
-            let used = live.iter().filter(|one| one.0 == index).count();
-            assert_eq!(now.user(user).active, used as i64, "step {step}: {user}");
-        }
-        for (index, database) in databases.iter().enumerate() {
-            let used = live.iter().filter(|one| one.1 == index).count();
-            assert_eq!(
-                now.database(database).active,
-                used as i64,
-                "step {step}: {database}"
-            );
-        }
+                && users.iter().enumerate().all(user_matches)
+                && databases.iter().enumerate().all(database_matches)
+        };
+        gate.wait_connections(SOON, "the counts are the live sessions", matches)
+            .with_context(|| format!("step {step}"))?;
     }
     drop(live);
     gate.wait_empty(SOON)
