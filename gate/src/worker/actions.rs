@@ -16,6 +16,9 @@ use crate::session::Session;
 use crate::session::event::{Action, Count, Input};
 use crate::session::outcome::{ConnectFailure, Reason};
 
+/// How long a dial that found no descriptor rests.
+const REDIAL: Duration = Duration::from_millis(5);
+
 /// Closes with RST: nothing is left of the connection on this machine.
 pub(super) fn reset(socket: &Socket) {
     // A failure leaves the orderly close.
@@ -204,6 +207,11 @@ impl Worker {
                 return self.enqueue(id);
             }
         }
+        self.connect_backend(id, now);
+        self.enqueue(id);
+    }
+
+    fn connect_backend(&mut self, id: u32, now: Instant) {
         let connection = &mut self.connections[id as usize];
         let backend = &self.config.backends[connection.backend_index];
         match connect(backend.address) {
@@ -211,9 +219,31 @@ impl Worker {
                 connection.backend = Some(Side::new(socket));
                 self.arm_or_close(id, Kind::Backend);
             }
-            Err(error) => connection.dial_error = Some(connect_failure(&error)),
+            // Its descriptor was kept, but another worker's accept has run ahead
+            // of the budget and is about to give it back.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                self.redials.push(id);
+                self.redial_at.get_or_insert(now + REDIAL);
+            }
+            Err(error) => {
+                connection.dial_error = Some(connect_failure(&error));
+                self.enqueue(id);
+            }
         }
-        self.enqueue(id);
+    }
+
+    /// Dials again what found no descriptor; the connect deadline ends it.
+    pub(super) fn redial(&mut self, now: Instant) {
+        self.redial_at = None;
+        for id in std::mem::take(&mut self.redials) {
+            let connection = self.connections.get(id as usize);
+            let waits = |connection: &Connection| {
+                connection.mode == Mode::Dialing && connection.backend.is_none()
+            };
+            if connection.is_some_and(waits) {
+                self.connect_backend(id, now);
+            }
+        }
     }
 
     /// A CancelRequest does not say which backend it is for: every backend

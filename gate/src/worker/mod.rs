@@ -91,6 +91,9 @@ pub struct Worker {
     hot: Box<[u8]>,
     /// When paused listeners are armed again.
     accept_retry: Option<Instant>,
+    /// Connections whose backend is dialled again, for want of a descriptor.
+    redials: Vec<u32>,
+    redial_at: Option<Instant>,
     /// A descriptor to give up when there is no other.
     spare: Option<File>,
     /// Connections being refused for want of descriptors.
@@ -124,6 +127,8 @@ impl Worker {
             actions: Vec::new(),
             hot: vec![0; HOT_BYTES].into_boxed_slice(),
             accept_retry: None,
+            redials: Vec::new(),
+            redial_at: None,
             spare: Some(File::open("/dev/null")?),
             on_reserve: 0,
             exhausted: false,
@@ -160,6 +165,9 @@ impl Worker {
             if self.accept_retry.is_some_and(|at| at <= now) {
                 self.arm_listeners()?;
             }
+            if self.redial_at.is_some_and(|at| at <= now) {
+                self.redial(now);
+            }
             self.close_finished();
             if self.phase == Phase::Stopping && self.connections.is_empty() {
                 return Ok(());
@@ -176,6 +184,7 @@ impl Worker {
             .next()
             .into_iter()
             .chain(self.accept_retry)
+            .chain(self.redial_at)
             .min();
         next.map_or(WAIT_MAX, |at| {
             at.saturating_duration_since(now).min(WAIT_MAX)
