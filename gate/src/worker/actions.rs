@@ -197,7 +197,6 @@ impl Worker {
         self.pending.remove(id);
         let connection = &mut self.connections[id as usize];
         connection.mode = Mode::Dialing;
-        connection.dialled = now;
         if connection.session.identity().is_none() {
             if connection.client.is_some() {
                 self.cancel_elsewhere(id, now);
@@ -213,6 +212,8 @@ impl Worker {
 
     fn connect_backend(&mut self, id: u32, now: Instant) {
         let connection = &mut self.connections[id as usize];
+        // Not the round's clock: a connect on loopback is over before the next.
+        connection.dialled = Instant::now();
         let backend = &self.config.backends[connection.backend_index];
         match connect(backend.address) {
             Ok(socket) => {
