@@ -131,7 +131,8 @@ pub fn released<W: Word, B: Book<Word = W>>(
         return;
     }
     give_count(&state.admitted, &state.errors);
-    for kind in SlotKind::ALL {
+    // The total last: whoever sees a free place in it finds the others free.
+    for kind in SlotKind::ALL.into_iter().rev() {
         let slot = record.slots[kind as usize].swap(0);
         if slot != 0 && !slots::give(book, (slot - 1) as u32) {
             state.errors.fetch_add(1);

@@ -87,7 +87,7 @@ pub fn run(config: Config, source: ConfigSource) -> Result<(), RunError> {
     let fd_limit = host::raise_fd_limit().context("the limit on descriptors cannot be raised")?;
     drop(Ring::new()?);
     let directory = config.control.parent().unwrap_or(Path::new("/"));
-    let _lock = InstanceLock::take(directory)?;
+    let _lock = InstanceLock::take(directory, &config.instance)?;
     for listener in &config.listeners {
         probe_bind(listener.address)?;
     }

@@ -103,6 +103,21 @@ impl State {
         self.wake_workers();
     }
 
+    /// Takes one of the descriptors that sessions may hold. Returns whether
+    /// there was one.
+    pub fn take_fd(&self) -> bool {
+        let fits = self.session_fds.fetch_add(1, Ordering::Relaxed) < self.session_fds_max;
+        if !fits {
+            self.give_fd();
+        }
+        fits
+    }
+
+    /// Gives back what [`State::take_fd`] took.
+    pub fn give_fd(&self) {
+        self.session_fds.fetch_sub(1, Ordering::Relaxed);
+    }
+
     /// Where gate stands.
     #[must_use]
     pub fn phase(&self) -> Phase {

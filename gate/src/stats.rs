@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::session::outcome::{CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure};
 
-/// Buckets of a [`Histogram`] that have an upper bound; one more has none.
+/// Buckets of a histogram that have an upper bound; one more has none.
 pub const HISTOGRAM_BUCKETS: usize = 24;
 
 /// The errors of accept that have a series of their own: their number and

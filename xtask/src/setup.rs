@@ -17,6 +17,7 @@ pub const BPF_LINKER: &str = "0.13.0";
 const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 
 /// Read by the install script of Debian's postgresql-15: no cluster of the system's own.
+const CREATECLUSTER_DIR: &str = "/etc/postgresql-common/createcluster.d";
 const NO_CLUSTER_CONF: &str = "/etc/postgresql-common/createcluster.d/gate-setup.conf";
 
 #[derive(clap::Args)]
@@ -95,8 +96,10 @@ fn install_postgresql() -> Result<()> {
     eprintln!("setup: postgresql-15, because the tests run gate in front of a real server");
     let mut root = AsRoot::new();
     // Gone again after the installation, so that the machine's own habits stay as they are.
-    root.push(format!("trap 'rm -f {NO_CLUSTER_CONF}' EXIT"));
-    root.push(format!("mkdir -p $(dirname {NO_CLUSTER_CONF})"));
+    root.push(format!(
+        "trap 'rm -f {NO_CLUSTER_CONF}; rmdir --ignore-fail-on-non-empty {CREATECLUSTER_DIR}' EXIT"
+    ));
+    root.push(format!("mkdir -p {CREATECLUSTER_DIR}"));
     root.push(format!(
         "echo 'create_main_cluster = false' > {NO_CLUSTER_CONF}"
     ));

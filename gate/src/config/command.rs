@@ -16,7 +16,7 @@ pub struct Flags {
     /// Configuration file (TOML); --print-config shows what can be in it
     #[arg(long, value_name = "FILE", env = "GATE_CONFIG")]
     pub config: Option<PathBuf>,
-    /// Where clients connect: host:port or [v6]:port; may be repeated, and
+    /// Where clients connect: host:port or `[v6]:port`; may be repeated, and
     /// replaces the listeners of the file [default: 127.0.0.1:6432]
     #[arg(long, value_name = "ADDR", env = "GATE_LISTEN", value_delimiter = ',')]
     pub listen: Vec<String>,
@@ -37,7 +37,7 @@ pub struct Flags {
         hide_possible_values = false
     )]
     pub kernel: Option<KernelMode>,
-    /// Control socket for gatectl [default: /run/gate/<instance>/control.sock]
+    /// Control socket for gatectl [default: /run/gate/INSTANCE/control.sock]
     #[arg(long, value_name = "PATH", env = "GATE_CONTROL")]
     pub control: Option<PathBuf>,
     /// Admin HTTP (/metrics, /healthz, /readyz, /connections), or `off` [default: 127.0.0.1:9632]

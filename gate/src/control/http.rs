@@ -4,6 +4,7 @@
 //! whatever changes something: only its owner can reach it.
 #![forbid(unsafe_code)]
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
 
 use super::api::{Draining, Failure, LimitChange};
 use super::limits::{self, LimitError};
@@ -76,21 +77,20 @@ impl Accept for tokio::net::UnixListener {
     }
 }
 
-/// Serves for ever.
+/// Serves for ever. When every place is taken the oldest request loses its
+/// own: an honest one is answered in milliseconds, so it is a silent one.
 pub(super) async fn serve<L: Accept>(listener: L, routes: Router) {
-    let places = Arc::new(Semaphore::new(REQUESTS_MAX));
+    let mut places: VecDeque<JoinHandle<()>> = VecDeque::with_capacity(REQUESTS_MAX);
     loop {
-        // The semaphore is never closed.
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
-            return;
-        };
         match listener.accept_one().await {
             Ok(stream) => {
-                let routes = routes.clone();
-                tokio_uring::spawn(async move {
-                    serve_one(stream, routes).await;
-                    drop(place);
-                });
+                places.retain(|place| !place.is_finished());
+                if places.len() == REQUESTS_MAX
+                    && let Some(oldest) = places.pop_front()
+                {
+                    oldest.abort();
+                }
+                places.push_back(tokio_uring::spawn(serve_one(stream, routes.clone())));
             }
             Err(error) => {
                 tracing::debug!(%error, "accept failed in the control plane");

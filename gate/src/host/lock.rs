@@ -50,12 +50,13 @@ pub enum InstanceLockError {
 }
 
 impl InstanceLock {
-    /// Takes the lock file in a directory, which is made if it is missing.
+    /// Takes an instance's lock file in a directory, which is made if it is
+    /// missing.
     ///
     /// # Errors
     /// See [`InstanceLockError`].
-    pub fn take(directory: &Path) -> Result<Self, InstanceLockError> {
-        let path = directory.join("lock");
+    pub fn take(directory: &Path, instance: &str) -> Result<Self, InstanceLockError> {
+        let path = directory.join(format!("{instance}.lock"));
         let unavailable = |source| InstanceLockError::Unavailable {
             path: path.clone(),
             source,

@@ -22,8 +22,8 @@ pub enum KernelError {
     },
     /// The kernel does not let this process do it.
     #[error(
-        "not permitted to {doing}: run as root, or with CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON and \
-         CAP_SYS_ADMIN (a container also needs a seccomp profile that allows bpf)"
+        "not permitted to {doing}: run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON (a \
+         container also needs a seccomp profile that allows bpf)"
     )]
     NotPermitted {
         /// What was tried.
@@ -154,6 +154,10 @@ impl KernelError {
                 io_error,
                 verifier_log,
             } => match last_line(&verifier_log.to_string()) {
+                // What the verifier says when CAP_PERFMON alone is missing.
+                Some(line) if line.contains("prohibited for !root") => Self::NotPermitted {
+                    doing: format!("load program {program}"),
+                },
                 Some(line) => Self::Refused {
                     program,
                     reason: line.to_owned(),

@@ -44,7 +44,11 @@ pub struct Maps {
     meta: Meta,
     cells: PerCpuArray<MapData, u64>,
     records: SkStorage<MapData, SocketRecord<u64>>,
-    names: Mutex<HashMap<MapData, NameKey, SlotRef>>,
+    /// Looked up and walked without a lock: a walk over all names must not
+    /// keep a worker from one.
+    names: HashMap<MapData, NameKey, SlotRef>,
+    /// The same map: aya wants it exclusively to change it.
+    names_changed: Mutex<HashMap<MapData, NameKey, SlotRef>>,
     tags: Mutex<SkStorage<MapData, ListenerTag>>,
 }
 
@@ -102,6 +106,8 @@ impl Maps {
             records: SkStorage::try_from(Map::SkStorage(open(pins, map::RECORDS)?))
                 .map_err(failed(map::RECORDS))?,
             names: HashMap::try_from(Map::HashMap(open(pins, map::NAMES)?))
+                .map_err(failed(map::NAMES))?,
+            names_changed: HashMap::try_from(Map::HashMap(open(pins, map::NAMES)?))
                 .map(Mutex::new)
                 .map_err(failed(map::NAMES))?,
             tags: SkStorage::try_from(Map::SkStorage(open(pins, map::LISTENER_TAGS)?))
@@ -155,7 +161,7 @@ impl Maps {
     /// # Errors
     /// The kernel's refusal.
     pub fn name_get(&self, key: &NameKey) -> Result<Option<SlotRef>, KernelError> {
-        match self.lock_names().get(key, BPF_ANY) {
+        match self.names.get(key, BPF_ANY) {
             Ok(slot) => Ok(Some(slot)),
             Err(MapError::KeyNotFound) => Ok(None),
             Err(error) => Err(KernelError::map(map::NAMES, &error)),
@@ -187,12 +193,13 @@ impl Maps {
         }
     }
 
-    /// All names. A name that comes or goes meanwhile may be missed.
+    /// All names. One that comes or goes meanwhile may be missed, and others
+    /// may occur twice then.
     ///
     /// # Errors
     /// The kernel's refusal.
     pub fn names(&self) -> Result<Vec<(NameKey, SlotRef)>, KernelError> {
-        self.lock_names()
+        self.names
             .iter()
             .collect::<Result<_, _>>()
             .map_err(failed(map::NAMES))
@@ -213,7 +220,9 @@ impl Maps {
 
     fn lock_names(&self) -> MutexGuard<'_, HashMap<MapData, NameKey, SlotRef>> {
         // A panic elsewhere cannot have left a descriptor half-changed.
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+        self.names_changed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

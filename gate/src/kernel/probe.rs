@@ -147,9 +147,13 @@ impl Counts {
         if found == *more {
             return Ok(());
         }
+        let hint = if found.sockets == 0 && more.sockets > 0 {
+            "; gate must run inside the cgroup that the programs are attached to"
+        } else {
+            ""
+        };
         Err(KernelError::Probe(format!(
-            "{when} the maps say {found:?} instead of {more:?}; gate must run inside the cgroup \
-             that the programs are attached to"
+            "{when} the maps say {found:?} instead of {more:?}{hint}"
         )))
     }
 }

@@ -144,6 +144,7 @@ impl Ledger {
         let mut names = self.names().entries()?;
         names.retain(|(key, slot)| key.kind == NameKind::Listener as u8 || self.is_current(*slot));
         names.sort_unstable_by_key(|(key, _)| *key);
+        names.dedup_by_key(|(key, _)| *key);
         Ok(names)
     }
 

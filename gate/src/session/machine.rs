@@ -261,14 +261,7 @@ impl Session {
     fn in_relay(&mut self, input: Input<'_>, out: &mut Vec<Action>) {
         let logging_in = self.phase == Phase::Login;
         match input {
-            Input::BackendData(bytes) if logging_in => {
-                if self.login.scan(bytes).ready {
-                    self.phase = Phase::Relay;
-                    let idle = self.deadlines.idle;
-                    let idle = (!idle.is_zero() && !self.client_ended).then_some(idle);
-                    out.push(Action::Deadline(idle));
-                }
-            }
+            Input::BackendData(bytes) if logging_in => self.watch_login(bytes, out),
             Input::ClientEnded if !self.client_ended => {
                 // A half-close: the backend may still have much to say, and
                 // the slot is held until it has.
@@ -312,6 +305,15 @@ impl Session {
             }
             Input::Stop => self.close_counted(Count::Closed(CloseReason::Drained), out),
             _ => {}
+        }
+    }
+
+    fn watch_login(&mut self, bytes: &[u8], out: &mut Vec<Action>) {
+        if self.login.scan(bytes).ready {
+            self.phase = Phase::Relay;
+            let idle = self.deadlines.idle;
+            let idle = (!idle.is_zero() && !self.client_ended).then_some(idle);
+            out.push(Action::Deadline(idle));
         }
     }
 

@@ -48,19 +48,15 @@ impl Worker {
     }
 
     pub(super) fn on_accepted(&mut self, listener: usize, socket: OwnedFd, now: Instant) {
-        let held = self.state.session_fds.fetch_add(1, Ordering::Relaxed) + 1;
-        // A session needs a descriptor for its backend as well.
-        let short = held + 1 > self.state.session_fds_max;
-        if short && self.on_reserve >= self.reserve() {
-            self.state.session_fds.fetch_sub(1, Ordering::Relaxed);
-            self.stats.rejected(listener, Reason::Descriptors);
+        let budgeted = self.state.take_fd();
+        if !budgeted {
             self.ran_out("the descriptors for sessions");
-            return actions::reset(&Socket::from(socket));
+            if self.on_reserve >= self.reserve() {
+                self.stats.rejected(listener, Reason::Descriptors);
+                return actions::reset(&Socket::from(socket));
+            }
         }
-        if short {
-            self.ran_out("the descriptors for sessions");
-        }
-        self.enter(listener, socket.into(), short, false, now);
+        self.enter(listener, socket.into(), budgeted, false, now);
     }
 
     /// Accepting failed, which ended it.
@@ -95,26 +91,24 @@ impl Worker {
         }
         match self.listeners[listener].socket.accept() {
             Ok((socket, _)) => {
-                self.state.session_fds.fetch_add(1, Ordering::Relaxed);
-                self.enter(listener, socket, true, true, now);
+                self.enter(listener, socket, false, true, now);
             }
             Err(_) => self.spare = File::open("/dev/null").ok(),
         }
     }
 
-    /// Makes a connection of an accepted socket. `short`: there are no
-    /// descriptors for a session of it.
+    /// Makes a connection of an accepted socket. One that is not `budgeted` is
+    /// only let in to be refused.
     fn enter(
         &mut self,
         listener: usize,
         socket: Socket,
-        short: bool,
+        budgeted: bool,
         on_spare: bool,
         now: Instant,
     ) {
         // accept(2), unlike the ring's, does not pass the flag on.
         if on_spare && socket.set_nonblocking(true).is_err() {
-            self.state.session_fds.fetch_sub(1, Ordering::Relaxed);
             self.spare = File::open("/dev/null").ok();
             return;
         }
@@ -123,7 +117,7 @@ impl Worker {
         let (entry, standing) = self.state.ledger.accepted(socket.as_fd(), index);
         let doomed = match standing {
             Standing::Over => Some(Reason::OverCeiling),
-            Standing::Counted if short => Some(Reason::Descriptors),
+            Standing::Counted if !budgeted => Some(Reason::Descriptors),
             Standing::Counted if self.phase >= Phase::Draining => Some(Reason::Draining),
             Standing::Counted => None,
         };
@@ -131,9 +125,10 @@ impl Worker {
         let mut connection = Connection::new(session, listener, source, now);
         connection.entry = Some(entry);
         connection.client = Some(Side::new(socket));
-        connection.on_reserve = short;
+        connection.fds = u64::from(budgeted);
+        connection.on_reserve = !budgeted;
         connection.on_spare = on_spare;
-        self.on_reserve += u64::from(short);
+        self.on_reserve += u64::from(!budgeted);
         let id = self.insert(connection);
         if standing == Standing::Counted {
             self.pending.heard(id, source, now);
@@ -159,12 +154,12 @@ impl Worker {
     }
 
     /// This worker's share of the descriptors kept for polite answers.
-    fn reserve(&self) -> u64 {
+    pub(super) fn reserve(&self) -> u64 {
         (POLITE_RESERVE / self.state.stats.len() as u64).max(1)
     }
 
     /// Says once that something ran out.
-    fn ran_out(&mut self, what: &str) {
+    pub(super) fn ran_out(&mut self, what: &str) {
         if !self.exhausted {
             self.exhausted = true;
             tracing::warn!(
@@ -177,7 +172,9 @@ impl Worker {
     /// Says once that there is enough again.
     pub(super) fn recovered(&mut self) {
         let held = self.state.session_fds.load(Ordering::Relaxed);
-        if self.exhausted && held + 2 <= self.state.session_fds_max {
+        // Not at the first one that comes free: that would be a line for each.
+        let enough = self.state.session_fds_max - self.state.session_fds_max / 16;
+        if self.exhausted && held < enough {
             self.exhausted = false;
             tracing::info!(worker = self.id, "new clients are served again");
         }

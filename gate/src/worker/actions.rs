@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::Shutdown;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, Socket, Type};
@@ -16,6 +15,9 @@ use crate::ring::{Key, Kind};
 use crate::session::Session;
 use crate::session::event::{Action, Count, Input};
 use crate::session::outcome::{ConnectFailure, Reason};
+
+/// How long a dial that found no descriptor rests.
+const REDIAL: Duration = Duration::from_millis(5);
 
 /// Closes with RST: nothing is left of the connection on this machine.
 pub(super) fn reset(socket: &Socket) {
@@ -122,9 +124,49 @@ impl Worker {
         }
     }
 
-    /// Asks the ledger.
+    /// Asks the ledger, once there is a descriptor for the backend.
     fn admit(&mut self, id: u32, who: &Identity) -> Result<(), Reason> {
         self.pending.remove(id);
+        if !self.state.take_fd() {
+            self.ran_out("the descriptors for sessions");
+            return Err(Reason::Descriptors);
+        }
+        self.connections[id as usize].fds += 1;
+        let verdict = self.ask(id, who);
+        if verdict.is_err() {
+            self.give_backend_fd(id);
+        }
+        verdict
+    }
+
+    /// Gives back the descriptor that was kept for a backend.
+    pub(super) fn give_backend_fd(&mut self, id: u32) {
+        let connection = &mut self.connections[id as usize];
+        let of_client = u64::from(connection.client.is_some() && !connection.on_reserve);
+        if connection.fds > of_client {
+            connection.fds -= 1;
+            self.state.give_fd();
+        }
+    }
+
+    /// Keeps a descriptor for a cancel: of the reserve if need be, so that a
+    /// gate without descriptors can still end queries.
+    fn keep_fd_for_cancel(&mut self, id: u32) -> bool {
+        let reserve = self.reserve();
+        let connection = &mut self.connections[id as usize];
+        if self.state.take_fd() {
+            connection.fds += 1;
+        } else if !connection.on_reserve {
+            if self.on_reserve >= reserve {
+                return false;
+            }
+            self.on_reserve += 1;
+            connection.on_reserve = true;
+        }
+        true
+    }
+
+    fn ask(&mut self, id: u32, who: &Identity) -> Result<(), Reason> {
         let asked = Instant::now();
         let connection = &mut self.connections[id as usize];
         let (Some(client), Some(entry)) = (&connection.client, &connection.entry) else {
@@ -155,21 +197,54 @@ impl Worker {
         self.pending.remove(id);
         let connection = &mut self.connections[id as usize];
         connection.mode = Mode::Dialing;
-        connection.dialled = now;
-        if connection.session.identity().is_none() && connection.client.is_some() {
-            self.cancel_elsewhere(id, now);
+        if connection.session.identity().is_none() {
+            if connection.client.is_some() {
+                self.cancel_elsewhere(id, now);
+            }
+            if !self.keep_fd_for_cancel(id) {
+                self.connections[id as usize].dial_error = Some(ConnectFailure::Host);
+                return self.enqueue(id);
+            }
         }
+        self.connect_backend(id, now);
+        self.enqueue(id);
+    }
+
+    fn connect_backend(&mut self, id: u32, now: Instant) {
         let connection = &mut self.connections[id as usize];
+        // Not the round's clock: a connect on loopback is over before the next.
+        connection.dialled = Instant::now();
         let backend = &self.config.backends[connection.backend_index];
         match connect(backend.address) {
             Ok(socket) => {
-                self.state.session_fds.fetch_add(1, Ordering::Relaxed);
                 connection.backend = Some(Side::new(socket));
                 self.arm_or_close(id, Kind::Backend);
             }
-            Err(error) => connection.dial_error = Some(connect_failure(&error)),
+            // Its descriptor was kept, but another worker's accept has run ahead
+            // of the budget and is about to give it back.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                self.redials.push(id);
+                self.redial_at.get_or_insert(now + REDIAL);
+            }
+            Err(error) => {
+                connection.dial_error = Some(connect_failure(&error));
+                self.enqueue(id);
+            }
         }
-        self.enqueue(id);
+    }
+
+    /// Dials again what found no descriptor; the connect deadline ends it.
+    pub(super) fn redial(&mut self, now: Instant) {
+        self.redial_at = None;
+        for id in std::mem::take(&mut self.redials) {
+            let connection = self.connections.get(id as usize);
+            let waits = |connection: &Connection| {
+                connection.mode == Mode::Dialing && connection.backend.is_none()
+            };
+            if connection.is_some_and(waits) {
+                self.connect_backend(id, now);
+            }
+        }
     }
 
     /// A CancelRequest does not say which backend it is for: every backend
@@ -246,7 +321,7 @@ impl Worker {
         backend.retired = true;
         if backend.poll == PollState::Idle {
             connection.backend = None;
-            self.state.session_fds.fetch_sub(1, Ordering::Relaxed);
+            self.give_backend_fd(id);
         } else {
             self.cancel_poll(id, Kind::Backend);
         }

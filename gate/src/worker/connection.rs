@@ -217,6 +217,8 @@ pub struct Connection {
     pub reset_client: bool,
     /// Waits in the worker's queue of work left over.
     pub queued: bool,
+    /// Descriptors it holds of those that sessions may hold.
+    pub fds: u64,
     /// Lives on the worker's spare descriptor.
     pub on_spare: bool,
     /// Was refused because descriptors ran out.
@@ -244,6 +246,7 @@ impl Connection {
             backend_index: 0,
             reset_client: false,
             queued: false,
+            fds: 0,
             on_spare: false,
             on_reserve: false,
         }

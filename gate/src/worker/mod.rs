@@ -22,7 +22,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use slab::Slab;
@@ -92,6 +91,9 @@ pub struct Worker {
     hot: Box<[u8]>,
     /// When paused listeners are armed again.
     accept_retry: Option<Instant>,
+    /// Connections whose backend is dialled again, for want of a descriptor.
+    redials: Vec<u32>,
+    redial_at: Option<Instant>,
     /// A descriptor to give up when there is no other.
     spare: Option<File>,
     /// Connections being refused for want of descriptors.
@@ -125,6 +127,8 @@ impl Worker {
             actions: Vec::new(),
             hot: vec![0; HOT_BYTES].into_boxed_slice(),
             accept_retry: None,
+            redials: Vec::new(),
+            redial_at: None,
             spare: Some(File::open("/dev/null")?),
             on_reserve: 0,
             exhausted: false,
@@ -161,6 +165,9 @@ impl Worker {
             if self.accept_retry.is_some_and(|at| at <= now) {
                 self.arm_listeners()?;
             }
+            if self.redial_at.is_some_and(|at| at <= now) {
+                self.redial(now);
+            }
             self.close_finished();
             if self.phase == Phase::Stopping && self.connections.is_empty() {
                 return Ok(());
@@ -177,6 +184,7 @@ impl Worker {
             .next()
             .into_iter()
             .chain(self.accept_retry)
+            .chain(self.redial_at)
             .min();
         next.map_or(WAIT_MAX, |at| {
             at.saturating_duration_since(now).min(WAIT_MAX)
@@ -229,7 +237,7 @@ impl Worker {
             open.poll = PollState::Idle;
             if open.retired {
                 *side = None;
-                self.state.session_fds.fetch_sub(1, Ordering::Relaxed);
+                self.give_backend_fd(key.index);
             } else if wanted {
                 self.arm(key.index, key.kind)?;
             }
@@ -330,7 +338,6 @@ impl Worker {
                 continue;
             }
             let mut connection = self.connections.remove(id as usize);
-            let sides = connection.client.iter().chain(&connection.backend).count();
             drop(connection.backend.take());
             if let Some(Side { socket, .. }) = connection.client.take() {
                 if connection.reset_client {
@@ -342,9 +349,9 @@ impl Worker {
             if let Some(entry) = connection.entry.take() {
                 self.state.ledger.closed(entry);
             }
-            self.state
-                .session_fds
-                .fetch_sub(sides as u64, Ordering::Relaxed);
+            for _ in 0..connection.fds {
+                self.state.give_fd();
+            }
             if connection.on_reserve {
                 self.on_reserve -= 1;
             }

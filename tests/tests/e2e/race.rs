@@ -146,7 +146,7 @@ fn teardown(stage: &Stage) -> Result<()> {
     let gate = Gate::start(stage.plane, stage.postgres.address(), "")?;
     let mut admin = stage.postgres.admin()?;
     let before = gate.usage()?;
-    let mut slowest = Duration::ZERO;
+    let mut took = Vec::new();
     for _ in 0..20 {
         let mut session = gate.open("app", "prod")?;
         let process = session.value("select pg_backend_pid()")?;
@@ -154,15 +154,19 @@ fn teardown(stage: &Stage) -> Result<()> {
         admin.query(&format!("select pg_terminate_backend({process})"))?;
         let end = session.answer().expect_err("the backend was ended");
         assert_eq!(end.code(), "57P01", "PostgreSQL's last words pass");
-        slowest = slowest.max(start.elapsed());
+        took.push(start.elapsed());
     }
-    assert!(slowest < Duration::from_millis(200), "{slowest:?}");
+    // The median: this machine is shared, and one in twenty is its noise.
+    took.sort_unstable();
+    assert!(took[10] < Duration::from_millis(100), "{took:?}");
+    took.clear();
     for _ in 0..20 {
         let start = Instant::now();
         gate.open("app", "prod")?.close()?;
-        slowest = slowest.max(start.elapsed());
+        took.push(start.elapsed());
     }
-    assert!(slowest < Duration::from_millis(500), "{slowest:?}");
+    took.sort_unstable();
+    assert!(took[10] < Duration::from_millis(100), "{took:?}");
     gate.wait_empty(Duration::from_secs(2))?;
     let after = gate.usage()?;
     assert!(

@@ -4,13 +4,13 @@ use std::io::ErrorKind;
 use std::net::TcpStream;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use gate::kernel::Maps;
 use gate_common::abi::{SlotRef, slot};
+use gate_common::cells::tokens;
 use gate_common::errno::AdmitErrno;
 use gate_common::limit::Setting;
 use gate_common::record::{COUNTED, OVER};
@@ -36,11 +36,9 @@ pub const TESTS: &[Test] = &[
     ),
     ("ceiling_is_automatic_none_or_unlimited", settings),
     ("far_over_the_ceiling_a_syn_is_reset", steered),
-    ("no_memory_for_a_record_makes_a_socket_over", no_record),
 ];
 
 const ANY: &str = "127.0.0.1:0";
-const SHORT: Duration = Duration::from_millis(100);
 
 /// How many of these sockets hold a token, and how many are over.
 fn by_record(maps: &Maps, sockets: &[TcpStream]) -> Result<(u64, u64)> {
@@ -195,7 +193,7 @@ fn lowering_with_full_cell() -> Result<()> {
     pin_to_cpu(0)?;
     drop(listener.pair()?);
     listener.settles(Counts::NONE)?;
-    let free = maps.cells_sum(0)?;
+    let free = tokens(maps.cells_sum(0)?);
     ensure!(free > 4, "only {free} tokens lie in the cell of CPU 0");
     listener.ceiling(Setting::AtMost(4));
     pin_to_cpu(1)?;
@@ -353,74 +351,4 @@ fn steered() -> Result<()> {
     listener.settles(full)?;
     drop(pairs);
     listener.settles(Counts::NONE)
-}
-
-/// Socket storage is charged to the socket's option memory, so a low bound on
-/// that leaves room for the listener's tag but not for the record.
-fn no_record() -> Result<()> {
-    let log = Log::default();
-    let writer = log.clone();
-    tracing_subscriber::fmt()
-        .with_writer(move || writer.clone())
-        .init();
-    let mut plane = start("norecord")?;
-    let kernel_log = plane.take_logger().context("no log")?;
-    let maps: Arc<Maps> = plane.maps();
-    let listener = Counted::new(&plane, 0, ANY)?;
-    let unrecorded = || listener.state().unrecorded_total.load(SeqCst);
-    listener.socket.set_read_timeout(Some(SHORT))?;
-    let mut found = None;
-    for bytes in (100..1200).rev().step_by(20) {
-        sysctl("net/core/optmem_max", &bytes.to_string())?;
-        let client = listener.connect()?;
-        if let Ok(server) = listener.accept()
-            && unrecorded() > 0
-        {
-            found = Some((client, server));
-            break;
-        }
-    }
-    let (client, server) = found.context("every socket got its record, or none")?;
-    ensure!(maps.record(server.as_fd()).is_none(), "it has a record");
-    listener.settles(Counts::NONE)?;
-    ensure!(listener.state().over_total.load(SeqCst) == 1, "over_total");
-    let absent = SlotRef::ABSENT;
-    let answer = admit(&maps, server.as_fd(), [TOTAL, absent, absent, absent]);
-    ensure!(answer == Err(AdmitErrno::Over), "{answer:?}");
-    ensure!(used(&maps, slot::TOTAL) == 0, "a slot was taken");
-    drop((client, server));
-    listener.settles(Counts::NONE)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    let forward = gate::kernel::forward_log(kernel_log);
-    let forever = runtime.block_on(async { tokio::time::timeout(SHORT, forward).await });
-    ensure!(forever.is_err(), "forwarding ended: {forever:?}");
-    let said = log.text();
-    ensure!(
-        said.contains("no memory for the record of a socket of listener 0"),
-        "log: {said:?}"
-    );
-    Ok(())
-}
-
-/// What is logged, kept to be looked at.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    fn text(&self) -> String {
-        String::from_utf8_lossy(&self.0.lock().expect("no panic")).into_owned()
-    }
-}
-
-impl std::io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().expect("no panic").extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
 }

@@ -6,6 +6,8 @@
 mod ceiling;
 mod counting;
 mod plane;
+mod record;
+mod ring;
 mod slots;
 mod victim;
 
@@ -21,7 +23,15 @@ type Test = (&'static str, fn() -> Result<()>);
 const JAILED: &str = "--jailed";
 
 fn tests() -> Vec<Test> {
-    [plane::TESTS, counting::TESTS, slots::TESTS, ceiling::TESTS].concat()
+    [
+        plane::TESTS,
+        counting::TESTS,
+        slots::TESTS,
+        ring::TESTS,
+        ceiling::TESTS,
+        record::TESTS,
+    ]
+    .concat()
 }
 
 fn main() -> ExitCode {

@@ -1,13 +1,12 @@
 //! Slots: taken by the setsockopt hook, given back by the last close.
 
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::Ordering::SeqCst;
 
 use anyhow::{Context as _, Result, ensure};
 use gate::kernel::{Maps, Plane};
-use gate_common::abi::{AdmitRequest, SO_GATE_ADMIT, SOL_GATE, SlotKind, SlotRef, slot};
+use gate_common::abi::{SlotKind, SlotRef, slot};
 use gate_common::errno::AdmitErrno;
 use gate_common::limit::Setting;
 use gate_common::slots::{claim, recycle};
@@ -37,15 +36,14 @@ pub const TESTS: &[Test] = &[
         "two_instances_in_one_cgroup_do_not_see_each_other",
         two_instances,
     ),
-    ("admission_by_io_uring_needs_no_worker_thread", by_ring),
 ];
 
-const ANY: &str = "127.0.0.1:0";
+pub const ANY: &str = "127.0.0.1:0";
 const ABSENT: SlotRef = SlotRef::ABSENT;
 /// Indices that stand for a user's and a database's slot.
-const USER: u32 = slot::FIRST_NAMED;
-const DATABASE: u32 = slot::FIRST_NAMED + 1;
-const BACKEND: u32 = slot::FIRST_NAMED + 2;
+pub const USER: u32 = slot::FIRST_NAMED;
+pub const DATABASE: u32 = slot::FIRST_NAMED + 1;
+pub const BACKEND: u32 = slot::FIRST_NAMED + 2;
 
 /// A slot that belongs to somebody from now on.
 fn claimed(maps: &Maps, index: u32) -> Result<SlotRef> {
@@ -53,7 +51,7 @@ fn claimed(maps: &Maps, index: u32) -> Result<SlotRef> {
     Ok(SlotRef { index, generation })
 }
 
-fn all_slots(maps: &Maps) -> Result<[SlotRef; 4]> {
+pub fn all_slots(maps: &Maps) -> Result<[SlotRef; 4]> {
     Ok([
         TOTAL,
         claimed(maps, USER)?,
@@ -66,7 +64,7 @@ fn uses(maps: &Maps) -> [u32; 4] {
     [slot::TOTAL, USER, DATABASE, BACKEND].map(|index| used(maps, index))
 }
 
-fn ensure_uses(maps: &Maps, expected: [u32; 4]) -> Result<()> {
+pub fn ensure_uses(maps: &Maps, expected: [u32; 4]) -> Result<()> {
     let found = uses(maps);
     ensure!(
         found == expected,
@@ -75,7 +73,7 @@ fn ensure_uses(maps: &Maps, expected: [u32; 4]) -> Result<()> {
     Ok(())
 }
 
-fn ok(answer: Result<(), AdmitErrno>) -> Result<()> {
+pub fn ok(answer: Result<(), AdmitErrno>) -> Result<()> {
     answer.map_err(|refusal| anyhow::anyhow!("refused: {refusal:?}"))
 }
 
@@ -336,73 +334,4 @@ fn two_instances() -> Result<()> {
     drop(server);
     a.settles(Counts::NONE)?;
     b.settles(admitted)
-}
-
-fn by_ring() -> Result<()> {
-    let plane = start("ring")?;
-    let maps = plane.maps();
-    let slots = all_slots(&maps)?;
-    let listener = Counted::new(&plane, 0, ANY)?;
-    let mut ring: io_uring::IoUring = io_uring::IoUring::builder()
-        .setup_single_issuer()
-        .setup_coop_taskrun()
-        .setup_defer_taskrun()
-        .build(8)?;
-    let (_client, server) = listener.pair()?;
-    let mut ask = || ring_admit(&mut ring, &maps, &server, slots);
-    for (index, kind) in [
-        (slot::TOTAL, SlotKind::Total),
-        (USER, SlotKind::User),
-        (DATABASE, SlotKind::Database),
-        (BACKEND, SlotKind::Backend),
-    ] {
-        set(&maps.limits[index as usize], Setting::None);
-        let answer = ask()?;
-        ensure!(
-            answer == Err(AdmitErrno::Full(kind)),
-            "{answer:?} for {kind:?}"
-        );
-        set(&maps.limits[index as usize], Setting::Inherit);
-    }
-    ok(ask()?)?;
-    ensure!(ask()? == Err(AdmitErrno::Already), "a second admission");
-    ensure_uses(&maps, [1; 4])?;
-    let threads = std::fs::read_dir("/proc/self/task")?.count();
-    ensure!(threads == 1, "{threads} threads: the ring went to a worker");
-    drop(server);
-    listener.settles(Counts::NONE)?;
-    ensure!(
-        listener.state().errors.load(SeqCst) == 0,
-        "impossible counts"
-    );
-    ensure_uses(&maps, [0; 4])
-}
-
-fn ring_admit(
-    ring: &mut io_uring::IoUring,
-    maps: &Maps,
-    socket: &TcpStream,
-    slots: [SlotRef; 4],
-) -> Result<Result<(), AdmitErrno>> {
-    let request = AdmitRequest {
-        instance: maps.meta().instance,
-        slots,
-    }
-    .to_bytes();
-    let entry = io_uring::opcode::SetSockOpt::new(
-        io_uring::types::Fd(socket.as_raw_fd()),
-        SOL_GATE.cast_unsigned(),
-        SO_GATE_ADMIT.cast_unsigned(),
-        request.as_ptr().cast(),
-        request.len() as u32,
-    )
-    .build();
-    // SAFETY: `request` outlives the wait for its completion below.
-    unsafe { ring.submission().push(&entry) }?;
-    ring.submit_and_wait(1)?;
-    let result = ring.completion().next().context("no completion")?.result();
-    Ok(match result {
-        0.. => Ok(()),
-        error => Err(AdmitErrno::from_code(-error)),
-    })
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use super::cluster::Cluster;
 use super::leftovers::{Scratch, end_child};
-use super::{built_program, session_user};
+use super::{built_program, session_users};
 use crate::sys;
 
 /// A backend, which ends when it is dropped if this program started it.
@@ -52,7 +52,7 @@ impl Backend {
 
     /// A new cluster in the scratch folder.
     pub fn cluster(scratch: &Scratch) -> Result<Self> {
-        let cluster = Cluster::start(scratch, &session_user())?;
+        let cluster = Cluster::start(scratch, &session_users())?;
         Ok(Self {
             address: Some(cluster.address()),
             description: format!(
@@ -67,7 +67,6 @@ impl Backend {
 
     /// The server of this package.
     pub fn builtin() -> Result<Self> {
-        eprintln!("run: no PostgreSQL to use here, so the built-in server takes its place");
         let builtin = Builtin::start()?;
         Ok(Self {
             address: Some(builtin.address.clone()),

@@ -37,8 +37,9 @@ struct Owner {
 }
 
 impl Cluster {
-    /// Makes and starts a cluster in which `user` is a superuser with a database of that name.
-    pub fn start(scratch: &Scratch, user: &str) -> Result<Self> {
+    /// Makes and starts a cluster in which each of `users` is a superuser with a database of that
+    /// name, so that `psql` without `-U` works.
+    pub fn start(scratch: &Scratch, users: &[String]) -> Result<Self> {
         let programs = setup::postgresql_bin().context("there is no PostgreSQL on this machine")?;
         let owner = if host::is_root() {
             Some(unprivileged()?)
@@ -78,7 +79,7 @@ impl Cluster {
             owner,
         };
         cluster.wait_until_up(&log)?;
-        cluster.fill(user, &folder)?;
+        cluster.fill(users, &folder)?;
         Ok(cluster)
     }
 
@@ -123,7 +124,7 @@ impl Cluster {
 
     /// Roles and databases. The pgbench tables are made in template1, so that every database has
     /// them, whatever name a client connects under.
-    fn fill(&self, user: &str, folder: &Path) -> Result<()> {
+    fn fill(&self, users: &[String], folder: &Path) -> Result<()> {
         let pgbench = self.programs.join("pgbench");
         if host::is_executable(&pgbench) {
             let mut init = Self::command(&pgbench, self.owner, folder);
@@ -150,7 +151,10 @@ impl Cluster {
                 "create database app owner app",
             ],
         )?;
-        if !["postgres", "app"].contains(&user) {
+        for user in users
+            .iter()
+            .filter(|user| !["postgres", "app"].contains(&user.as_str()))
+        {
             let name = format!("\"{}\"", user.replace('"', "\"\""));
             let role = format!("create role {name} superuser login");
             let database = format!("create database {name} owner {name}");

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use super::backend::Backend;
 use super::leftovers::{Scratch, end_child};
-use super::{Args, built_program};
+use super::{Args, behind_sudo, built_program};
 use crate::{host, setup, sys};
 
 const READY_TIME_MAX: Duration = Duration::from_secs(30);
@@ -96,6 +96,9 @@ impl Gate {
         let place = format!("-h {host} -p {port}");
         let mut gatectl = built_program("release", "gatectl")
             .map_or_else(|_| "gatectl".to_owned(), |path| host::shown(&path));
+        if behind_sudo().is_some() {
+            gatectl = format!("sudo {gatectl}");
+        }
         if let Some(instance) = args.value_of("--instance") {
             gatectl = format!("{gatectl} --instance {instance}");
         }

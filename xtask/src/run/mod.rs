@@ -59,6 +59,9 @@ pub fn main(mut args: Args) -> Result<ExitCode> {
     if !args.no_build {
         build(&root, builtin_wanted)?;
     }
+    if builtin_wanted && !args.builtin {
+        eprintln!("run: no PostgreSQL on this machine, so a small built-in server takes its place");
+    }
     let kernel_off = args
         .value_of("--kernel")
         .is_some_and(|kernel| kernel == "off");
@@ -177,16 +180,21 @@ fn built_program(profile: &str, name: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// The user of the session, also behind sudo.
-fn session_user() -> String {
-    let named = |name: &str| std::env::var(name).ok().filter(|user| !user.is_empty());
-    named("SUDO_USER")
-        .or_else(|| {
-            host::output(Command::new("id").arg("-un"))
-                .ok()
-                .map(|name| name.trim().to_owned())
-        })
-        .unwrap_or_else(|| "root".to_owned())
+/// The users who may type the printed lines: this one, and who called sudo.
+fn session_users() -> Vec<String> {
+    let current = host::output(Command::new("id").arg("-un")).unwrap_or_default();
+    let mut users = vec![current.trim().to_owned()];
+    users.extend(behind_sudo());
+    users.retain(|user| !user.is_empty());
+    users.dedup();
+    users
+}
+
+/// The user who called sudo, if this is root by sudo.
+fn behind_sudo() -> Option<String> {
+    std::env::var("SUDO_USER")
+        .ok()
+        .filter(|user| user != "root")
 }
 
 #[cfg(test)]

@@ -122,7 +122,10 @@ fn run_tier(tier: Tier, root: &Path, programs: &[TestProgram], filter: Option<&s
     };
     let wanted = |program: &&TestProgram| match name {
         Some(name) => program.is_tier(name),
-        None => !KNOWN_TEST_TARGETS.iter().any(|name| program.is_tier(name)),
+        // The model has nothing to run without `--cfg loom`: model_check builds it with that.
+        None => {
+            !(program.is_model() || KNOWN_TEST_TARGETS.iter().any(|name| program.is_tier(name)))
+        }
     };
     let mut found = false;
     for program in programs.iter().filter(wanted) {

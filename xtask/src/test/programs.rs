@@ -61,6 +61,11 @@ impl TestProgram {
         self.is_integration && self.package == "gate-tests" && self.target == name
     }
 
+    /// Whether this is the model check of the token arithmetic.
+    pub fn is_model(&self) -> bool {
+        self.is_integration && self.package == "gate-common" && self.target == "model"
+    }
+
     /// Runs it in its package's folder, as cargo does, for `time_max` at most.
     pub fn run(&self, filter: Option<&str>, time_max: Duration) -> Report {
         let mut command = Command::new(&self.executable);
@@ -204,6 +209,11 @@ mod tests {
         let program = test_program(line).unwrap();
         assert!(program.is_tier("e2e") && !program.is_tier("kernel"));
         assert_eq!(program.package_dir, Path::new("/src/tests"));
+        assert!(!program.is_model());
+        let model = line
+            .replace("gate-tests", "gate-common")
+            .replace("e2e\"", "model\"");
+        assert!(test_program(&model).unwrap().is_model());
         let library = line.replace(r#""test":true"#, r#""test":false"#);
         assert_eq!(test_program(&library), None);
         assert_eq!(test_program("not json"), None);

@@ -33,7 +33,7 @@ struct Line {
     /// Name of the instance
     #[arg(long, global = true, value_name = "NAME", env = "GATE_INSTANCE", default_value = "default", value_parser = instance)]
     instance: String,
-    /// Its control socket [default: /run/gate/<instance>/control.sock]
+    /// Its control socket [default: /run/gate/INSTANCE/control.sock]
     #[arg(long, global = true, value_name = "PATH", env = "GATE_CONTROL")]
     control: Option<PathBuf>,
     /// Print JSON, for programs

@@ -155,6 +155,27 @@ fn the_admin_address_reads_and_changes_nothing() {
 }
 
 #[test]
+fn silent_connections_keep_nobody_from_the_admin_address() {
+    let server = Server::start("");
+    let address = server
+        .control
+        .as_ref()
+        .and_then(Control::admin)
+        .expect("bound");
+    let silent: Vec<_> = (0..40)
+        .map(|_| std::net::TcpStream::connect(address).expect("connected"))
+        .collect();
+    let begun = std::time::Instant::now();
+    assert_eq!(server.admin("GET /healthz").0, 200);
+    assert!(
+        begun.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        begun.elapsed()
+    );
+    drop(silent);
+}
+
+#[test]
 fn limits_are_set_through_the_control_socket() {
     let mut server = Server::start("");
     let set = json!({"key": "user", "name": "app", "value": "1"});
