@@ -163,8 +163,11 @@ fn start_plane(config: &Config) -> Result<(Option<Plane>, KernelState), RunError
     };
     match Plane::start(&options) {
         Ok(plane) => Ok((Some(plane), KernelState::Active)),
-        Err(error) if config.kernel == KernelMode::Required => Err(error.into()),
-        // Whatever the cause: gate goes on with the local ledger, and says so.
+        // Pinned maps that cannot be read may hold limits that somebody set: to
+        // go on without them would be to ignore those silently.
+        Err(error) if config.kernel == KernelMode::Required || !error.is_unavailable() => {
+            Err(error.into())
+        }
         Err(error) => {
             tracing::warn!("kernel plane inactive: {error}");
             Ok((None, KernelState::Inactive(error.to_string())))

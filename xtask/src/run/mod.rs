@@ -29,7 +29,7 @@ Examples:\n  cargo xtask run\n  cargo xtask run --backend 10.0.0.7:5432 --listen
 cargo xtask run --kernel off --workers 1"
 )]
 pub struct Args {
-    /// PostgreSQL to stand in front of: host:port or [v6]:port
+    /// PostgreSQL to stand in front of: `host:port` or `[v6]:port`
     #[arg(long, value_name = "ADDR")]
     backend: Option<String>,
 
