@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -61,6 +61,7 @@ pub struct Gate {
     admin_port: u16,
     child: Option<Child>,
     log: Arc<Mutex<Vec<String>>>,
+    readers: Vec<JoinHandle<()>>,
 }
 
 impl Gate {
@@ -104,6 +105,7 @@ impl Gate {
             admin_port: host::free_port(),
             child: None,
             log: Arc::default(),
+            readers: Vec::new(),
             plan,
         };
         gate.write_configuration()?;
@@ -221,6 +223,10 @@ impl Gate {
         let status = host::wait_for_exit(child, limit)?
             .with_context(|| format!("gate did not end within {limit:?}"))?;
         self.child = None;
+        // Its last words are in the log when this returns.
+        for reader in self.readers.drain(..) {
+            let _ = reader.join();
+        }
         Ok(status)
     }
 
@@ -303,10 +309,10 @@ impl Gate {
         Ok(())
     }
 
-    fn keep_lines<R: Read + Send + 'static>(&self, source: Option<R>) {
+    fn keep_lines<R: Read + Send + 'static>(&mut self, source: Option<R>) {
         let Some(source) = source else { return };
         let log = Arc::clone(&self.log);
-        thread::spawn(move || {
+        let reader = thread::spawn(move || {
             for line in BufReader::new(source).split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line).into_owned();
                 if let Ok(mut log) = log.lock() {
@@ -314,6 +320,7 @@ impl Gate {
                 }
             }
         });
+        self.readers.push(reader);
     }
 
     fn report(&self) -> String {

@@ -140,7 +140,10 @@ impl Worker {
     /// Evicts one pending connection if there are too many.
     fn evict_for(&mut self, newcomer: u32, now: Instant) {
         let ledger = &self.state.ledger;
-        if ledger.pending() <= ledger.max_pending().tokens() {
+        // Those evicted before are pending until they are closed, at the end of
+        // this round: a whole accept queue must not evict for them again.
+        let staying = ledger.pending().saturating_sub(self.evicting);
+        if staying <= ledger.max_pending().tokens() {
             return;
         }
         while let Some(victim) = self.pending.victim(newcomer) {
@@ -148,6 +151,8 @@ impl Worker {
             // Its packet may have come meanwhile: a complete one is served.
             self.advance(victim, now);
             if self.connections[victim as usize].session.is_pending() {
+                self.connections[victim as usize].evicted = true;
+                self.evicting += 1;
                 return self.feed(victim, Input::Evict, now);
             }
         }

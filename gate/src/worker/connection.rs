@@ -223,6 +223,8 @@ pub struct Connection {
     pub on_spare: bool,
     /// Was refused because descriptors ran out.
     pub on_reserve: bool,
+    /// Was evicted while pending.
+    pub evicted: bool,
 }
 
 impl Connection {
@@ -249,6 +251,7 @@ impl Connection {
             fds: 0,
             on_spare: false,
             on_reserve: false,
+            evicted: false,
         }
     }
 

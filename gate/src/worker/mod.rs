@@ -82,6 +82,8 @@ pub struct Worker {
     generation: u32,
     timers: Timers,
     pending: PendingSet,
+    /// Evicted connections that are not closed yet.
+    evicting: u64,
     names: NameCache,
     /// Connections with work left over.
     runnable: VecDeque<u32>,
@@ -121,6 +123,7 @@ impl Worker {
             generation: 0,
             timers: Timers::default(),
             pending: PendingSet::default(),
+            evicting: 0,
             names: NameCache::default(),
             runnable: VecDeque::new(),
             finished: Vec::new(),
@@ -359,6 +362,7 @@ impl Worker {
             for _ in 0..connection.fds {
                 self.state.give_fd();
             }
+            self.evicting -= u64::from(connection.evicted);
             if connection.on_reserve {
                 self.on_reserve -= 1;
             }

@@ -2,6 +2,7 @@
 
 use gate_tests::suite::Suite;
 
+mod drivers;
 mod harness;
 mod life;
 mod limits;
@@ -21,6 +22,7 @@ fn main() {
     limits::register(&mut suite);
     statistics::register(&mut suite);
     refusal::register(&mut suite);
+    drivers::register(&mut suite);
     reading::register(&mut suite);
     startup::register(&mut suite);
     login::register(&mut suite);
