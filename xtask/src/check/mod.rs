@@ -12,7 +12,7 @@ use crate::{bpf, host};
 
 #[derive(clap::Args)]
 #[command(
-    long_about = "Formatting, clippy with warnings denied on host and BPF code, rustdoc, \
+    after_help = "Formatting, clippy with warnings denied on host and BPF code, rustdoc, \
 and the house rules.\nAll steps run even if one fails; each failure is named at the end."
 )]
 pub struct Args {
