@@ -84,7 +84,8 @@ pub fn closed<W: Word, C: Cells>(record: &SocketRecord<W>, state: &ListenerState
     }
 }
 
-/// A complete startup packet asks for slots.
+/// A complete startup packet asks for slots. One that asks for none, a
+/// CancelRequest or one that is refused anyway, is only pending no more.
 #[inline(always)]
 pub fn admit<W: Word, B: Book<Word = W>>(
     record: &SocketRecord<W>,
@@ -95,6 +96,9 @@ pub fn admit<W: Word, B: Book<Word = W>>(
     let held = record.state.fetch_and(!PENDING);
     if held & PENDING != 0 {
         give_count(&state.pending, &state.errors);
+    }
+    if *asked == [SlotRef::ABSENT; 4] {
+        return Verdict::Admitted;
     }
     if held & OVER != 0 {
         return Verdict::Over;

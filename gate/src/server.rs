@@ -3,6 +3,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -10,11 +11,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use gate_common::abi::slot;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::config::{Config, ConfigSource, KernelMode, Pin};
 use crate::control::{self, ControlError, log};
-use crate::host::{self, FdBudget, InstanceLock, InstanceLockError, Waker};
+use crate::host::{
+    self, FDS_PER_SESSION, FdBudget, InstanceLock, InstanceLockError, PinsLock, Waker,
+};
 use crate::kernel::{KernelError, Plane, PlaneOptions};
 use crate::ledger::{Ledger, NamesError};
 use crate::ring::{Ring, RingError};
@@ -97,6 +101,10 @@ pub fn run(config: Config, source: ConfigSource) -> Result<(), RunError> {
         Some(plane) => Ledger::kernel(plane.maps()),
         None => Ledger::local(),
     });
+    let _pins_lock = match &plane {
+        Some(plane) => Some(PinsLock::take(plane.maps().directory())?),
+        None => None,
+    };
     ledger.apply_config(&config)?;
     let listeners = bind_all(&config, plane.as_ref(), &ledger)?;
     let kernel_log = plane.as_mut().and_then(Plane::take_logger);
@@ -114,11 +122,9 @@ pub fn run(config: Config, source: ConfigSource) -> Result<(), RunError> {
     control.ready();
     let handle = control.handle();
     let watch = std::thread::spawn(move || {
-        // Ends without a message when every worker has ended.
+        // Ends without a message when every worker has ended in order.
         let failure = failures.recv().ok();
-        if failure.is_some() {
-            handle.stop();
-        }
+        handle.stop();
         failure
     });
     let end = control.wait();
@@ -194,6 +200,15 @@ fn make_state(
         )));
     };
     ledger.set_fd_cap(budget.sessions);
+    let sessions_max = budget.sessions / FDS_PER_SESSION;
+    if ledger.plain_limit(slot::TOTAL).tokens() > sessions_max {
+        tracing::warn!(
+            descriptors = fd_limit,
+            sessions_max,
+            "max_connections is more than the descriptors allow: clients beyond sessions_max are \
+             refused with 53300; raise RLIMIT_NOFILE (LimitNOFILE=)"
+        );
+    }
     let stats = (0..workers)
         .map(|_| Arc::new(Stats::new(config.listeners.len(), config.backends.len())))
         .collect();
@@ -308,8 +323,13 @@ fn spawn_worker(
         {
             tracing::warn!(%error, worker = id, cpu, "not pinned");
         }
-        let ended = Worker::new(id, state, sockets)
-            .and_then(|worker| worker.run().context("the worker's ring failed"));
+        // A gate with a worker less would look well and lose a part of its
+        // clients: whatever ends one ends gate.
+        let ended = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            Worker::new(id, state, sockets)
+                .and_then(|worker| worker.run().context("the worker's ring failed"))
+        }));
+        let ended = ended.unwrap_or_else(|_| Err(anyhow::anyhow!("panicked, see above")));
         if let Err(error) = ended {
             tracing::error!("worker {id}: {error:#}");
             // Nobody listens any more when gate ends anyway.

@@ -1,5 +1,6 @@
 //! The pending connections of one worker, in the order they would be evicted.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::time::Instant;
@@ -12,8 +13,9 @@ use std::time::Instant;
 pub struct PendingSet {
     /// Each source's connections, longest silent first.
     sources: HashMap<IpAddr, BTreeSet<(Instant, u32)>>,
-    /// Sources by how many they have, fullest last.
-    fullest: BTreeSet<(usize, IpAddr)>,
+    /// Sources by how many they have, fullest last; of equals, the one whose
+    /// longest silent is the most silent last.
+    fullest: BTreeSet<(usize, Reverse<Instant>, IpAddr)>,
     /// Where each connection stands.
     entries: HashMap<u32, (IpAddr, Instant)>,
 }
@@ -40,27 +42,36 @@ impl PendingSet {
     /// Adds a connection that was heard of `now`, or moves it there.
     pub fn heard(&mut self, id: u32, source: IpAddr, now: Instant) {
         self.remove(id);
-        let set = self.sources.entry(source).or_default();
-        self.fullest.remove(&(set.len(), source));
-        set.insert((now, id));
-        self.fullest.insert((set.len(), source));
+        self.change(source, |set| {
+            set.insert((now, id));
+        });
         self.entries.insert(id, (source, now));
     }
 
-    /// Takes a connection out.
-    pub fn remove(&mut self, id: u32) {
+    /// Takes a connection out. Returns whether it was in.
+    pub fn remove(&mut self, id: u32) -> bool {
         let Some((source, heard)) = self.entries.remove(&id) else {
-            return;
+            return false;
         };
-        let Some(set) = self.sources.get_mut(&source) else {
-            return;
-        };
-        self.fullest.remove(&(set.len(), source));
-        set.remove(&(heard, id));
-        if set.is_empty() {
-            self.sources.remove(&source);
-        } else {
-            self.fullest.insert((set.len(), source));
+        self.change(source, |set| {
+            set.remove(&(heard, id));
+        });
+        true
+    }
+
+    fn change(&mut self, source: IpAddr, change: impl FnOnce(&mut BTreeSet<(Instant, u32)>)) {
+        let set = self.sources.entry(source).or_default();
+        if let Some(place) = place(source, set) {
+            self.fullest.remove(&place);
+        }
+        change(set);
+        match place(source, set) {
+            Some(place) => {
+                self.fullest.insert(place);
+            }
+            None => {
+                self.sources.remove(&source);
+            }
         }
     }
 
@@ -72,8 +83,20 @@ impl PendingSet {
             let set = self.sources.get(source)?;
             set.iter().map(|(_, id)| *id).find(|id| *id != newcomer)
         };
-        self.fullest.iter().rev().find_map(|(_, source)| of(source))
+        self.fullest
+            .iter()
+            .rev()
+            .find_map(|(_, _, source)| of(source))
     }
+}
+
+/// Where a source stands among all; nowhere without connections.
+fn place(
+    source: IpAddr,
+    set: &BTreeSet<(Instant, u32)>,
+) -> Option<(usize, Reverse<Instant>, IpAddr)> {
+    let (oldest, _) = set.first()?;
+    Some((set.len(), Reverse(*oldest), source))
 }
 
 #[cfg(test)]
@@ -104,6 +127,24 @@ mod tests {
         pending.remove(4);
         assert_eq!(pending.len(), 2);
         assert!(pending.victim(2).is_some_and(|victim| victim == 1));
+    }
+
+    #[test]
+    fn among_equal_sources_the_longest_silent_goes_whatever_its_address() {
+        let start = Instant::now();
+        let mut pending = PendingSet::default();
+        for last in 1..=9 {
+            // The highest address is the freshest.
+            let heard = start + Duration::from_secs(u64::from(last));
+            pending.heard(u32::from(last), source(last), heard);
+        }
+        for expected in 1..=9 {
+            let victim = pending.victim(99).unwrap();
+            assert_eq!(victim, expected);
+            assert!(pending.remove(victim));
+            assert!(!pending.remove(victim));
+        }
+        assert!(pending.is_empty() && pending.fullest.is_empty() && pending.sources.is_empty());
     }
 
     #[test]

@@ -11,6 +11,7 @@ use crate::config::name;
 use crate::config::render;
 use crate::config::settings::LimitSettings;
 use crate::config::value::LimitValue;
+use crate::host::FDS_PER_SESSION;
 use crate::ledger::{Layer, Ledger, LimitKey, LimitRow, LimitSource};
 
 /// What `gatectl limits set` takes, for help and errors.
@@ -223,9 +224,10 @@ fn check_value(ledger: &Ledger, key: &LimitKey, value: Setting) -> Result<(), Li
         ))),
         (LimitKey::MaxConnections, Setting::AtMost(wanted)) => {
             match ledger.plain_limit(slot::FD_CAP) {
-                Limit::AtMost(cap) if wanted > cap => Err(LimitError(format!(
+                Limit::AtMost(cap) if wanted > cap / FDS_PER_SESSION => Err(LimitError(format!(
                     "max-connections {wanted} is more than the file descriptors of gate allow, \
-                     which is {cap}: raise its RLIMIT_NOFILE (LimitNOFILE=) and start it again"
+                     which is {}: raise its RLIMIT_NOFILE (LimitNOFILE=) and start it again",
+                    cap / FDS_PER_SESSION
                 ))),
                 _ => Ok(()),
             }

@@ -16,8 +16,13 @@ use crate::config::Config;
 pub(super) async fn reload(shared: &Arc<Shared>) -> Result<Reloaded, String> {
     let _alone = shared.reloading.lock().await;
     let reader = Arc::clone(shared);
-    // Files and name servers can be slow.
-    let read = tokio::task::spawn_blocking(move || reader.source.load());
+    // Files and name servers can be slow. A thread of its own, not the
+    // runtime's: that one would make the end of gate wait for it.
+    let (sender, read) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        // Nobody waits any more when gate ends meanwhile.
+        let _ = sender.send(reader.source.load());
+    });
     let result = match read.await {
         Ok(Ok(new)) => apply(shared, &new),
         Ok(Err(error)) => Err(error.to_string()),

@@ -100,6 +100,8 @@ fn begin(
 async fn until_end(shared: &Arc<Shared>, mut signals: Signals) -> End {
     let mut watch = Watch::default();
     let mut drain: Option<Drain> = None;
+    // A drain that was asked for otherwise is no first SIGTERM.
+    let mut terminated = false;
     let mut ticks = tokio::time::interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut looked = Instant::now();
@@ -110,11 +112,11 @@ async fn until_end(shared: &Arc<Shared>, mut signals: Signals) -> End {
                 return End::Interrupted;
             }
             _ = signals.terminate.recv() => {
-                if drain.is_some() {
+                if std::mem::replace(&mut terminated, true) {
                     tracing::warn!("second SIGTERM: ends now");
                     return End::Interrupted;
                 }
-                drain = Some(Drain::begin(&shared.state));
+                drain.get_or_insert_with(|| Drain::begin(&shared.state));
             }
             () = shared.drain.notified() => {
                 drain.get_or_insert_with(|| Drain::begin(&shared.state));

@@ -49,6 +49,39 @@ pub enum InstanceLockError {
     },
 }
 
+/// Holds the pinned maps of an instance while the process lives: two gates with
+/// control sockets in different places are still two gates on one ledger.
+#[derive(Debug)]
+pub struct PinsLock {
+    _directory: File,
+}
+
+impl PinsLock {
+    /// Takes the lock of the maps pinned in a directory. It is a directory of
+    /// its own there: bpffs has no files, and the pins' own is the lock of
+    /// whoever changes names.
+    ///
+    /// # Errors
+    /// See [`InstanceLockError`].
+    pub fn take(pins: &Path) -> Result<Self, InstanceLockError> {
+        let path = pins.join("running");
+        let locked = match std::fs::create_dir(&path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            _ => try_lock(&path),
+        };
+        match locked {
+            Ok(Some(directory)) => Ok(Self {
+                _directory: directory,
+            }),
+            Ok(None) => Err(InstanceLockError::Held {
+                path,
+                holder: "unknown".to_owned(),
+            }),
+            Err(source) => Err(InstanceLockError::Unavailable { path, source }),
+        }
+    }
+}
+
 impl InstanceLock {
     /// Takes an instance's lock file in a directory, which is made if it is
     /// missing.

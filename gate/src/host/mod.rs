@@ -4,6 +4,9 @@ mod fds;
 mod lock;
 mod waker;
 
-pub use fds::{FdBudget, POLITE_RESERVE, allowed_cpus, count_open_fds, pin_to_cpu, raise_fd_limit};
-pub use lock::{InstanceLock, InstanceLockError, try_lock};
+pub use fds::{
+    FDS_PER_SESSION, FdBudget, POLITE_RESERVE, allowed_cpus, count_open_fds, pin_to_cpu,
+    raise_fd_limit,
+};
+pub use lock::{InstanceLock, InstanceLockError, PinsLock, try_lock};
 pub use waker::Waker;

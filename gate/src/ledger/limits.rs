@@ -17,6 +17,9 @@ use gate_common::slots::{self, Book};
 use super::{Ledger, NamesError};
 use crate::config::Config;
 
+/// Lookups of a name that others recycle meanwhile, before a set gives up.
+const SET_ATTEMPTS: usize = 8;
+
 /// Names one limit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LimitKey {
@@ -98,21 +101,17 @@ impl Ledger {
         layer: Layer,
         setting: Setting,
     ) -> Result<(), NamesError> {
-        // A name must not be recycled between its lookup and the write.
-        for _ in 0..8 {
+        for _ in 0..SET_ATTEMPTS {
             let (words, found) = self.find_words(key)?;
-            match layer {
-                Layer::Runtime => words.runtime.store(setting.encode(), SeqCst),
-                Layer::Config => words.config.store(setting.encode(), SeqCst),
-            }
-            // With the limit written the slot is safe from recycling. If it
-            // was recycled just before, the limit went to nobody: take it back.
-            match found {
-                Some(found) if !self.is_current(found) => match layer {
-                    Layer::Runtime => words.runtime.store(Setting::Inherit.encode(), SeqCst),
-                    Layer::Config => words.config.store(Setting::Inherit.encode(), SeqCst),
-                },
-                _ => return Ok(()),
+            // Under the lock no name is recycled: either it still is whose we
+            // looked up, and keeps its slot for the limit, or we look again.
+            let _lock = self.names().lock().ok_or(NamesError::Locked)?;
+            if found.is_none_or(|found| self.is_current(found)) {
+                match layer {
+                    Layer::Runtime => words.runtime.store(setting.encode(), SeqCst),
+                    Layer::Config => words.config.store(setting.encode(), SeqCst),
+                }
+                return Ok(());
             }
         }
         Err(NamesError::Locked)
@@ -149,13 +148,27 @@ impl Ledger {
         for (key, setting) in &wanted {
             self.set_limit(key, Layer::Config, *setting)?;
         }
-        for (key, _) in self.all_names()? {
+        for (key, found) in self.all_names()? {
             let key = limit_key(&key);
+            if self.config_setting(&key, found) == Setting::Inherit {
+                continue;
+            }
             if !wanted.iter().any(|(wanted, _)| *wanted == key) {
                 self.set_limit(&key, Layer::Config, Setting::Inherit)?;
             }
         }
         Ok(())
+    }
+
+    fn config_setting(&self, key: &LimitKey, found: SlotRef) -> Setting {
+        let words = match key {
+            LimitKey::Listener(_) => self.listener_limit_words(),
+            _ => self.limit_words(),
+        };
+        let words = words.get(found.index as usize);
+        words.map_or(Setting::Inherit, |words| {
+            Setting::decode(words.config.load(SeqCst))
+        })
     }
 
     /// Tells the kernel how many sockets the descriptors allow, the cap of an

@@ -176,6 +176,17 @@ impl Ledger {
         Err(Reason::NamesFull)
     }
 
+    /// A connection has said what it wants and asks for no slot: it is pending
+    /// no more.
+    pub fn spoken(&self, client: BorrowedFd<'_>, entry: &Entry) {
+        let nothing = [SlotRef::ABSENT; 4];
+        match (&self.form, &entry.record) {
+            (Form::Kernel(maps), _) => pinned::admit(maps, client, &nothing),
+            (Form::Local(book), Some(record)) => book.admit(record, entry.listener, &nothing),
+            (Form::Local(_), None) => Verdict::Already,
+        };
+    }
+
     /// Ends an entry. Call it once, after the client's socket was closed.
     pub fn closed(&self, entry: Entry) {
         // The kernel form gave everything back at the close itself.
@@ -309,3 +320,6 @@ const fn reason(kind: SlotKind) -> Reason {
         SlotKind::Backend => Reason::Backend,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -89,10 +89,12 @@ impl Ledger {
                 self.remove_stale(key)?;
             }
             let Some(fresh) = self.claim_free() else {
-                if self.recycle_unused()? == 0 {
-                    return Err(NamesError::Full);
+                match self.recycle_unused() {
+                    Ok(0) => return Err(NamesError::Full),
+                    // Another is at it, and slots are about to come free.
+                    Ok(_) | Err(NamesError::Locked) => continue,
+                    Err(error) => return Err(error),
                 }
-                continue;
             };
             match self.names().insert(key, fresh) {
                 Ok(true) => return Ok(fresh),

@@ -169,10 +169,8 @@ impl Ring {
         };
         match submitted {
             Ok(_) => {}
-            Err(error) => match error.raw_os_error() {
-                Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => {}
-                _ => return Err(error),
-            },
+            Err(error) if passes(&error) => {}
+            Err(error) => return Err(error),
         }
         for entry in self.uring.completion() {
             out.extend(completion(&entry));
@@ -188,9 +186,21 @@ impl Ring {
             if unsafe { self.uring.submission().push(entry) }.is_ok() {
                 return Ok(());
             }
-            self.uring.submit()?;
+            match self.uring.submit() {
+                Err(error) if !passes(&error) => return Err(error),
+                _ => {}
+            }
         }
     }
+}
+
+/// Whether entering the ring failed for a reason of the moment: the timeout, a
+/// signal, completions to be taken first, no memory just now.
+fn passes(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN)
+    )
 }
 
 fn completion(entry: &cqueue::Entry) -> Option<Completion> {

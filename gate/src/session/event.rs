@@ -52,12 +52,15 @@ pub enum Action {
     Dial,
     /// Pass these first bytes to the backend and relay from now on.
     Relay(Vec<u8>),
-    /// Send the refusal to the client, then FIN; read and drop what it sends.
+    /// Send the refusal to the client, then FIN; read and drop what it sends. No
+    /// byte of a backend has reached the client.
     Refuse(Refusal),
     /// Send FIN to the backend.
     EndBackend,
-    /// Send FIN to the client; read and drop what it sends.
+    /// Send FIN to the client.
     EndClient,
+    /// Read and drop what the client sends.
+    DropClientData,
     /// Close the backend's socket.
     CloseBackend,
     /// The client is gone: read and drop what the backend sends.

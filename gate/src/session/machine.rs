@@ -21,7 +21,11 @@ pub struct Session {
     negotiated: Negotiated,
     identity: Option<Identity>,
     login: LoginScanner,
+    /// The backend has sent at least one byte, which went to the client.
+    backend_spoke: bool,
     client_ended: bool,
+    /// Why [`Phase::Abandoned`] was entered.
+    abandoned: CloseReason,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +65,9 @@ impl Session {
             negotiated: Negotiated::default(),
             identity: None,
             login: LoginScanner::default(),
+            backend_spoke: false,
             client_ended: false,
+            abandoned: CloseReason::ClientReset,
         }
     }
 
@@ -271,7 +277,15 @@ impl Session {
                     out.push(Action::Deadline(None));
                 }
             }
-            Input::ClientLost => self.abandon(out),
+            Input::ClientLost => self.abandon(CloseReason::ClientReset, out),
+            // A balancer in front of a dead server accepts and closes: a bare
+            // FIN would make pools connect again at once.
+            Input::BackendEnded | Input::BackendLost if logging_in && !self.backend_spoke => {
+                self.refuse_unanswered(CloseReason::LoginFailed, out);
+            }
+            Input::DeadlinePassed if logging_in && !self.backend_spoke => {
+                self.refuse_unanswered(CloseReason::AuthTimeout, out);
+            }
             Input::BackendEnded => {
                 let reason = match (logging_in, self.client_ended) {
                     (_, true) => CloseReason::ClientClosed,
@@ -284,6 +298,7 @@ impl Session {
                 }
                 out.push(Action::CloseBackend);
                 out.push(Action::EndClient);
+                out.push(Action::DropClientData);
                 self.linger(out);
             }
             Input::BackendLost => {
@@ -296,19 +311,28 @@ impl Session {
                 self.close(true, out);
             }
             Input::DeadlinePassed => {
+                // The client has had its time, but the backend may be at work.
                 let reason = if logging_in {
                     CloseReason::AuthTimeout
                 } else {
                     CloseReason::IdleTimeout
                 };
-                self.close_counted(Count::Closed(reason), out);
+                out.push(Action::EndClient);
+                self.abandon(reason, out);
             }
             Input::Stop => self.close_counted(Count::Closed(CloseReason::Drained), out),
             _ => {}
         }
     }
 
+    fn refuse_unanswered(&mut self, reason: CloseReason, out: &mut Vec<Action>) {
+        out.push(Action::Count(Count::Closed(reason)));
+        out.push(Action::CloseBackend);
+        self.refuse(Refusal::NotAccepting, out);
+    }
+
     fn watch_login(&mut self, bytes: &[u8], out: &mut Vec<Action>) {
+        self.backend_spoke = true;
         if self.login.scan(bytes).ready {
             self.phase = Phase::Relay;
             let idle = self.deadlines.idle;
@@ -320,8 +344,9 @@ impl Session {
     /// The client is gone but its backend may be at work: the slot stays taken
     /// until the backend has ended, or reconnecting in a loop would outrun the
     /// limit.
-    fn abandon(&mut self, out: &mut Vec<Action>) {
+    fn abandon(&mut self, reason: CloseReason, out: &mut Vec<Action>) {
         self.phase = Phase::Abandoned;
+        self.abandoned = reason;
         out.push(Action::DropBackendData);
         if let Some(packet) = self.login.cancel_request() {
             out.push(Action::CancelQuery(packet));
@@ -335,7 +360,7 @@ impl Session {
 
     fn in_abandoned(&mut self, input: Input<'_>, out: &mut Vec<Action>) {
         let reason = match input {
-            Input::BackendEnded | Input::BackendLost => CloseReason::ClientReset,
+            Input::BackendEnded | Input::BackendLost => self.abandoned,
             Input::DeadlinePassed => CloseReason::AbandonedTimeout,
             Input::Stop => CloseReason::Drained,
             _ => return,

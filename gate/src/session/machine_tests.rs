@@ -47,6 +47,7 @@ struct Driver {
     dialled: bool,
     connected: bool,
     relaying: bool,
+    backend_spoke: bool,
     backend_closed: bool,
     client_told: bool,
     admitted: bool,
@@ -65,6 +66,7 @@ impl Driver {
             dialled: false,
             connected: false,
             relaying: false,
+            backend_spoke: false,
             backend_closed: false,
             client_told: false,
             admitted: false,
@@ -81,9 +83,8 @@ impl Driver {
     }
 
     fn feed(&mut self, input: Input<'_>, ledger: Result<(), Reason>) {
-        if matches!(input, Input::Connected) {
-            self.connected = true;
-        }
+        self.connected |= matches!(input, Input::Connected);
+        self.backend_spoke |= matches!(input, Input::BackendData(_));
         let mut out = Vec::new();
         self.session.handle(input, &mut out);
         self.apply(out, ledger);
@@ -109,7 +110,7 @@ impl Driver {
                     self.relaying = true;
                 }
                 Action::Refuse(refusal) => {
-                    assert!(!self.client_told && !self.relaying);
+                    assert!(!self.client_told && !self.backend_spoke);
                     self.client_told = true;
                     self.refusal = Some(refusal);
                 }
@@ -129,6 +130,7 @@ impl Driver {
                 Action::Deadline(deadline) => self.armed = deadline.is_some(),
                 Action::Count(count) => self.count(count),
                 Action::Close { .. } => self.closed = true,
+                Action::DropClientData => assert!(self.client_told),
                 Action::Reply(_) | Action::DropBackendData | Action::CancelQuery(_) => {}
             }
         }

@@ -37,6 +37,9 @@ impl Worker {
     /// Arms every listener that is not.
     pub(super) fn arm_listeners(&mut self) -> io::Result<()> {
         self.accept_retry = None;
+        if self.spare.is_none() && !self.spare_lent {
+            self.spare = File::open("/dev/null").ok();
+        }
         for (index, listening) in self.listeners.iter_mut().enumerate() {
             if listening.paused {
                 let key = Key::new(Kind::Accept, index as u32, 0);
@@ -48,6 +51,10 @@ impl Worker {
     }
 
     pub(super) fn on_accepted(&mut self, listener: usize, socket: OwnedFd, now: Instant) {
+        // The end waits for the connections there are, not for new ones.
+        if self.phase == Phase::Stopping {
+            return actions::reset(&Socket::from(socket));
+        }
         let budgeted = self.state.take_fd();
         if !budgeted {
             self.ran_out("the descriptors for sessions");
@@ -91,6 +98,7 @@ impl Worker {
         }
         match self.listeners[listener].socket.accept() {
             Ok((socket, _)) => {
+                self.spare_lent = true;
                 self.enter(listener, socket, false, true, now);
             }
             Err(_) => self.spare = File::open("/dev/null").ok(),
@@ -109,7 +117,7 @@ impl Worker {
     ) {
         // accept(2), unlike the ring's, does not pass the flag on.
         if on_spare && socket.set_nonblocking(true).is_err() {
-            self.spare = File::open("/dev/null").ok();
+            self.spare_lent = false;
             return;
         }
         let source = source(&socket);

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::Shutdown;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, Socket, Type};
@@ -101,6 +102,8 @@ impl Worker {
                 if let Some(client) = &connection.client {
                     let _ = client.socket.shutdown(Shutdown::Write);
                 }
+            }
+            Action::DropClientData => {
                 connection.mode = Mode::Lingering;
                 self.enqueue(id);
             }
@@ -114,6 +117,8 @@ impl Worker {
                 let backend = connection.backend_index;
                 self.cancel_query(packet, backend, now);
             }
+            // Closed by a failure that the session does not know of.
+            Action::Deadline(_) if connection.mode == Mode::Closing => {}
             Action::Deadline(deadline) => {
                 let at = deadline.map(|deadline| now + deadline);
                 let old = std::mem::replace(&mut connection.deadline, at);
@@ -126,11 +131,11 @@ impl Worker {
 
     /// Asks the ledger, once there is a descriptor for the backend.
     fn admit(&mut self, id: u32, who: &Identity) -> Result<(), Reason> {
-        self.pending.remove(id);
         if !self.state.take_fd() {
             self.ran_out("the descriptors for sessions");
             return Err(Reason::Descriptors);
         }
+        self.pending.remove(id);
         self.connections[id as usize].fds += 1;
         let verdict = self.ask(id, who);
         if verdict.is_err() {
@@ -182,7 +187,7 @@ impl Worker {
             database: who.database.as_deref(),
             backend: backend.name.as_bytes(),
         };
-        let socket = std::os::fd::AsFd::as_fd(&client.socket);
+        let socket = client.socket.as_fd();
         let verdict = self
             .state
             .ledger
@@ -191,10 +196,21 @@ impl Worker {
         verdict
     }
 
+    /// Takes a connection out of those that have not said what they want, if the
+    /// ledger did not do so at its admission.
+    fn has_spoken(&mut self, id: u32) {
+        let connection = &self.connections[id as usize];
+        if self.pending.remove(id)
+            && let (Some(client), Some(entry)) = (&connection.client, &connection.entry)
+        {
+            self.state.ledger.spoken(client.socket.as_fd(), entry);
+        }
+    }
+
     /// Connects to the backend. A failure is fed in the next round, as every
     /// other outcome of a dial is.
     fn dial(&mut self, id: u32, now: Instant) {
-        self.pending.remove(id);
+        self.has_spoken(id);
         let connection = &mut self.connections[id as usize];
         connection.mode = Mode::Dialing;
         if connection.session.identity().is_none() {
@@ -270,7 +286,7 @@ impl Worker {
     }
 
     fn refuse(&mut self, id: u32, refusal: &Refusal) {
-        self.pending.remove(id);
+        self.has_spoken(id);
         let connection = &mut self.connections[id as usize];
         connection.mode = Mode::Lingering;
         if let Some(client) = &connection.client {

@@ -98,6 +98,8 @@ pub struct Worker {
     redial_at: Option<Instant>,
     /// A descriptor to give up when there is no other.
     spare: Option<File>,
+    /// A connection lives on the spare descriptor.
+    spare_lent: bool,
     /// Connections being refused for want of descriptors.
     on_reserve: u64,
     exhausted: bool,
@@ -133,6 +135,7 @@ impl Worker {
             redials: Vec::new(),
             redial_at: None,
             spare: Some(File::open("/dev/null")?),
+            spare_lent: false,
             on_reserve: 0,
             exhausted: false,
             state,
@@ -351,8 +354,7 @@ impl Worker {
             drop(connection.backend.take());
             if let Some(Side { socket, .. }) = connection.client.take() {
                 if connection.reset_client {
-                    // A failure leaves the orderly close.
-                    let _ = socket.set_linger(Some(Duration::ZERO));
+                    actions::reset(&socket);
                 }
                 drop(socket);
             }
@@ -367,6 +369,7 @@ impl Worker {
                 self.on_reserve -= 1;
             }
             if connection.on_spare {
+                self.spare_lent = false;
                 self.spare = File::open("/dev/null").ok();
             }
         }

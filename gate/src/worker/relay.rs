@@ -79,8 +79,8 @@ impl Worker {
         };
         match (backend.socket.take_error(), backend.socket.peer_addr()) {
             (Ok(None), Ok(_)) => {
-                let took = now.saturating_duration_since(connection.dialled);
-                self.stats.backend_connect_took(took);
+                self.stats
+                    .backend_connect_took(connection.dialled.elapsed());
                 self.feed(id, Input::Connected, now);
             }
             // Still connecting.
@@ -117,12 +117,23 @@ impl Worker {
         for _ in 0..READS_PER_TURN {
             let connection = &mut self.connections[id as usize];
             let (pipe, source, sink) = connection.direction(direction);
+            // A client that is not read, because its bytes have nowhere to go or
+            // because it has said all, can still break. gate never ends the
+            // client's side while it relays, so a hang-up is no orderly end.
+            let broken = source
+                .as_ref()
+                .is_some_and(|side| side.ended & (ready::HANG_UP | ready::ERROR) != 0);
+            let unread = if broken && direction == Direction::ToBackend {
+                Turn::SourceLost
+            } else {
+                Turn::Waits
+            };
             if pipe.finished {
-                return Turn::Waits;
+                return unread;
             }
             match pipe.flush(sink) {
                 Some(true) => {}
-                Some(false) => return Turn::Waits,
+                Some(false) => return unread,
                 None => return Turn::SinkLost,
             }
             if pipe.source_ended {
@@ -147,8 +158,11 @@ impl Worker {
             let connection = &mut self.connections[id as usize];
             connection.active = now;
             let (pipe, _, sink) = connection.direction(direction);
+            let dropped = pipe.drops;
             let passed = pipe.pass(sink, bytes);
-            self.stats.relayed(direction, count as u64);
+            if !dropped {
+                self.stats.relayed(direction, count as u64);
+            }
             if passed.is_none() {
                 return Turn::SinkLost;
             }
