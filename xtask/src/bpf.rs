@@ -27,7 +27,7 @@ const PROFILE: [(&str, &str); 4] = [
 
 #[derive(clap::Args)]
 #[command(
-    long_about = "Builds gate-ebpf for bpfel-unknown-none and writes gate-ebpf/prebuilt/gate.bpf.o \
+    after_help = "Builds gate-ebpf for bpfel-unknown-none and writes gate-ebpf/prebuilt/gate.bpf.o \
 with\nthe fingerprint of its sources; commit both. The compiler is Debian's rustc-web with\n\
 rust-web-src, else the rustup toolchain of the checkout with its rust-src component; the\n\
 linker is bpf-linker. `cargo xtask setup --what ebpf` installs them.\n\n\

@@ -112,7 +112,8 @@ pub fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The files of the checkout that are not ignored, relative to `root`, sorted.
+/// The files of the checkout that are not ignored, relative to `root`, sorted. Where git knows
+/// nothing of it (an unpacked archive), all files but those of cargo's target folder.
 pub fn checkout_files(root: &Path) -> Result<Vec<PathBuf>> {
     let listed = output(Command::new("git").current_dir(root).args([
         "ls-files",
@@ -120,14 +121,34 @@ pub fn checkout_files(root: &Path) -> Result<Vec<PathBuf>> {
         "--cached",
         "--others",
         "--exclude-standard",
-    ]))?;
-    let mut files: Vec<_> = listed
-        .split('\0')
-        .filter(|path| !path.is_empty() && root.join(path).is_file())
-        .map(PathBuf::from)
-        .collect();
+    ]));
+    let mut files = Vec::new();
+    match listed {
+        Ok(paths) => files.extend(
+            paths
+                .split('\0')
+                .filter(|path| !path.is_empty() && root.join(path).is_file())
+                .map(PathBuf::from),
+        ),
+        Err(_) => collect_files(root, Path::new(""), &mut files)?,
+    }
     files.sort();
     Ok(files)
+}
+
+fn collect_files(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    let path = root.join(folder);
+    for entry in fs::read_dir(&path).with_context(|| path.display().to_string())? {
+        let entry = entry?;
+        let inside = folder.join(entry.file_name());
+        let kind = entry.file_type()?;
+        if kind.is_file() {
+            files.push(inside);
+        } else if kind.is_dir() && inside != Path::new("target") && inside != Path::new(".git") {
+            collect_files(root, &inside, files)?;
+        }
+    }
+    Ok(())
 }
 
 fn quoted(word: &OsStr) -> String {
@@ -157,5 +178,9 @@ mod tests {
         assert!(root.join("xtask/src/host.rs").is_file());
         let files = checkout_files(&root).unwrap();
         assert!(files.contains(&PathBuf::from("xtask/src/host.rs")));
+
+        let mut walked = Vec::new();
+        collect_files(&root.join("xtask"), Path::new(""), &mut walked).unwrap();
+        assert!(walked.contains(&PathBuf::from("src/host.rs")));
     }
 }

@@ -22,7 +22,7 @@ const NO_CLUSTER_CONF: &str = "/etc/postgresql-common/createcluster.d/gate-setup
 
 #[derive(clap::Args)]
 #[command(
-    long_about = "Installs by apt-get and cargo what is missing, and says what and why.\n\
+    after_help = "Installs by apt-get and cargo what is missing, and says what and why.\n\
 Without root it asks sudo; without sudo it prints the commands to run.\n\n  \
 tests: a PostgreSQL server with psql and pgbench; no cluster is created or started\n  \
 ebpf:  rustc-web, rust-web-src, rust-web-clippy, llvm-22-dev and bpf-linker, to build and\n         \

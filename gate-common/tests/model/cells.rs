@@ -150,6 +150,27 @@ fn a_token_that_moves_during_a_sweep_is_found() {
     });
 }
 
+/// The same, to and fro: two sweeps in a row that find nothing are no proof,
+/// unless nothing was given meanwhile. To deceive both takes five switches.
+#[test]
+fn a_token_that_moves_during_two_sweeps_is_found() {
+    explore_bounded(5, || {
+        let listener = Listener::new(2, [0, 1], 1);
+        race(
+            &listener,
+            [
+                |listener| assert!(listener.take(0)),
+                |listener| {
+                    for (to, from) in [(0, 1), (1, 0), (0, 1)] {
+                        listener.give(to);
+                        assert!(listener.take(from));
+                    }
+                },
+            ],
+        );
+    });
+}
+
 /// The same through a churn of takes and gives on both CPUs.
 #[test]
 fn enough_for_all_refuses_nobody() {
@@ -172,16 +193,18 @@ fn enough_for_all_refuses_nobody() {
 /// takers get one, whoever repays.
 #[test]
 fn a_debt_is_repaid_before_anybody_is_refused() {
-    explore(|| {
-        let listener = Listener::new(3, [2, 1], 1);
-        race(
-            &listener,
-            [
-                |listener| assert!(listener.take(0)),
-                |listener| assert!(listener.take(1)),
-            ],
-        );
-    });
+    for cells in [[2, 1], [3, 0]] {
+        explore(move || {
+            let listener = Listener::new(3, cells, 1);
+            race(
+                &listener,
+                [
+                    |listener| assert!(listener.take(0)),
+                    |listener| assert!(listener.take(1)),
+                ],
+            );
+        });
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64 as Plain, Ordering::SeqCst};
 
-use gate_common::abi::{SlotRef, slot};
+use gate_common::abi::{SlotKind, SlotRef, slot};
 use gate_common::limit::{LimitWords, Setting};
 use gate_common::slots::{self, Book, Denial, used};
 use gate_common::word::Word as _;
@@ -127,22 +127,41 @@ fn a_failed_admission_leaves_nothing() {
     });
 }
 
-/// Two of Alice's race for her one slot. Whichever loses, the total has room
-/// for Bob at every instant.
-#[test]
-fn a_full_user_does_not_disturb_another() {
+/// Two race for the one slot of a name. Whichever loses, the total has room
+/// for another name at every instant.
+fn check_that_a_full_name_disturbs_no_other<const KIND: usize>() {
+    fn of<const KIND: usize>(name: u32) -> [SlotRef; 4] {
+        let mut asked = ask(name, None);
+        asked.swap(SlotKind::User as usize, KIND);
+        asked
+    }
     explore_bounded(2, || {
         let book = Arc::new(SmallBook::new([2, 1, 1, 0]));
         race(
             &book,
             [
-                |book| book.attempt(&ask(ALICE, None)),
-                |book| book.attempt(&ask(ALICE, None)),
-                |book| assert_eq!(book.admit(&ask(BOB, None)), Ok(())),
+                |book| book.attempt(&of::<KIND>(ALICE)),
+                |book| book.attempt(&of::<KIND>(ALICE)),
+                |book| assert_eq!(book.admit(&of::<KIND>(BOB)), Ok(())),
             ],
         );
         book.assert_used([2, 1, 1, 0]);
     });
+}
+
+#[test]
+fn a_full_user_does_not_disturb_another() {
+    check_that_a_full_name_disturbs_no_other::<{ SlotKind::User as usize }>();
+}
+
+#[test]
+fn a_full_database_does_not_disturb_another() {
+    check_that_a_full_name_disturbs_no_other::<{ SlotKind::Database as usize }>();
+}
+
+#[test]
+fn a_full_backend_does_not_disturb_another() {
+    check_that_a_full_name_disturbs_no_other::<{ SlotKind::Backend as usize }>();
 }
 
 #[test]
@@ -227,5 +246,22 @@ fn gives_that_nobody_took_are_all_noticed() {
             }],
         );
         book.assert_used([1, 0, 1, 0]);
+    });
+}
+
+/// One slot that comes back twice at once comes back once.
+#[test]
+fn a_slot_given_twice_comes_back_once() {
+    explore(|| {
+        let book = Arc::new(SmallBook::new([0, 0, 0, 0]));
+        assert_eq!(book.admit(&ask(ALICE, None)), Ok(()));
+        let give = |book: &SmallBook| {
+            if slots::give(book, ALICE) {
+                book.admitted.fetch_sub(1, SeqCst);
+            }
+        };
+        race(&book, [give, give]);
+        assert_eq!(book.admitted.load(SeqCst), 0, "one of the two is told");
+        book.assert_used([1, 0, 0, 0]);
     });
 }

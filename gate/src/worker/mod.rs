@@ -305,11 +305,18 @@ impl Worker {
             return;
         };
         connection.deadline = None;
-        let idle_end = connection.active + self.deadlines.idle;
-        if connection.session.is_idle_timed() && idle_end > now {
-            connection.deadline = Some(idle_end);
-            self.timers.replace(id, None, Some(idle_end));
-            return;
+        if connection.session.is_idle_timed() {
+            // A reload may have changed it meanwhile, to never at that.
+            let idle = self.deadlines.idle;
+            let idle_end = connection.active + idle;
+            if idle.is_zero() {
+                return;
+            }
+            if idle_end > now {
+                connection.deadline = Some(idle_end);
+                self.timers.replace(id, None, Some(idle_end));
+                return;
+            }
         }
         self.feed(id, Input::DeadlinePassed, now);
     }

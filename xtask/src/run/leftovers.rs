@@ -58,9 +58,12 @@ pub fn end_child(child: &mut Child, signals: &[i32]) {
     eprintln!("run: process {} does not end", child.id());
 }
 
-/// Paths that gate makes for an instance and that were not there before it ran.
+/// What gate makes for an instance outside of its own processes, if it was not there before.
 pub struct Leftovers {
-    new: Vec<PathBuf>,
+    /// Folders of this instance alone.
+    own: Vec<PathBuf>,
+    /// Folders of all instances: removed if nobody else uses them.
+    shared: Vec<PathBuf>,
     had_bpffs: bool,
 }
 
@@ -68,45 +71,42 @@ impl Leftovers {
     /// Notes what is there before gate starts: that belongs to somebody else and will stay.
     pub fn note(instance: &str) -> Self {
         let mounted = bpffs();
-        let pins = mounted
-            .as_deref()
-            .unwrap_or(Path::new("/sys/fs/bpf"))
-            .join("gate");
-        let runtime = Path::new("/run/gate");
-        let pinned = pins.join(instance);
-        if pinned.exists() {
+        let pins = mounted.as_deref().unwrap_or(Path::new("/sys/fs/bpf"));
+        let shared = [pins.join("gate"), PathBuf::from("/run/gate")];
+        let own = shared.clone().map(|folder| folder.join(instance));
+        if own[0].exists() {
             eprintln!(
                 "run: {} is there already, gate goes on with its counts; it stays when this ends",
-                pinned.display()
+                own[0].display()
             );
         }
-        let paths = [pinned, pins, runtime.join(instance), runtime.to_owned()];
+        let is_new = |path: &PathBuf| !path.exists();
         Self {
-            new: paths.into_iter().filter(|path| !path.exists()).collect(),
+            own: own.into_iter().filter(is_new).collect(),
+            shared: shared.into_iter().filter(is_new).collect(),
             had_bpffs: mounted.is_some(),
         }
     }
 
     /// Removes the rest. Removing pinned links detaches the programs.
     pub fn remove(&self) {
-        for path in self.new.iter().filter(|path| path.exists()) {
-            if let Err(error) = remove_pins(path) {
+        for path in self.own.iter().filter(|path| path.exists()) {
+            if let Err(error) = fs::remove_dir_all(path) {
                 eprintln!("run: {} stays behind: {error}", path.display());
             }
         }
-        if !self.had_bpffs
+        for path in &self.shared {
+            // Fails on purpose if another instance has come meanwhile.
+            let _ = fs::remove_dir(path);
+        }
+        if let Some(mounted) = bpffs()
+            && !self.had_bpffs
+            && !mounted.join("gate").exists()
             && host::is_root()
-            && let Some(mounted) = bpffs()
         {
             let _ = Command::new("umount").arg(mounted).status();
         }
     }
-}
-
-/// remove_dir_all opens folders relative to each other, which bpffs supports; it deletes files
-/// by unlink, which is what unpins.
-fn remove_pins(path: &Path) -> std::io::Result<()> {
-    fs::remove_dir_all(path)
 }
 
 /// Where a bpffs is mounted.

@@ -19,7 +19,7 @@ use leftovers::{Leftovers, Scratch};
 
 #[derive(clap::Args, Debug)]
 #[command(
-    long_about = "Builds gate (release), starts it on 127.0.0.1:6432 and prints the lines to try.\n\
+    after_help = "Builds gate (release), starts it on 127.0.0.1:6432 and prints the lines to try.\n\
 The backend is --backend if given; else a throw-away cluster made from the PostgreSQL programs\n\
 on this machine, with trust authentication and pgbench tables; else a small built-in server\n\
 that answers `select` of constants.\n\n\
@@ -29,7 +29,7 @@ Examples:\n  cargo xtask run\n  cargo xtask run --backend 10.0.0.7:5432 --listen
 cargo xtask run --kernel off --workers 1"
 )]
 pub struct Args {
-    /// PostgreSQL to stand in front of: `host:port` or `[v6]:port`
+    /// PostgreSQL to stand in front of: host:port, IPv6 addresses in brackets
     #[arg(long, value_name = "ADDR")]
     backend: Option<String>,
 

@@ -22,7 +22,7 @@ const PROGRAM_TIME_MAX: Duration = Duration::from_secs(20 * 60);
 
 #[derive(clap::Args)]
 #[command(
-    long_about = "Installs what the tests need (cargo xtask setup), then runs the tiers:\n\n  \
+    after_help = "Installs what the tests need (cargo xtask setup), then runs the tiers:\n\n  \
 unit:   unit, property and documentation tests of all crates, the model check of the\n          \
 token arithmetic (loom), and the reproducible build of the kernel object\n  \
 kernel: the kernel programs on this machine's kernel; needs root\n  \
