@@ -88,7 +88,7 @@ impl Gate {
     /// # Errors
     /// When a file or the cgroup cannot be made.
     pub fn prepare(plan: Plan) -> Result<Self> {
-        let own = host::unique_name("e2e");
+        let own = host::unique_name(host::INSTANCE_PREFIX);
         let directory = tempfile::Builder::new().prefix("gate-e2e-").tempdir()?;
         let kernel = plan.kernel != Plane::Local.flag() && host::is_root();
         let cgroup = kernel.then(|| Cgroup::make(&own)).transpose()?;

@@ -118,6 +118,9 @@ fn port_block() -> u16 {
     held.0
 }
 
+/// What every instance of these tests is called first.
+pub const INSTANCE_PREFIX: &str = "e2e";
+
 /// A name that no other test of this run or of a run beside it has.
 #[must_use]
 pub fn unique_name(prefix: &str) -> String {
@@ -219,6 +222,32 @@ pub fn remove_pins(instance: &str) {
     if let Some(mount) = bpffs_mount() {
         // A directory of bpffs is removed like any other, pins are files.
         let _ = fs::remove_dir_all(mount.join("gate").join(instance));
+    }
+}
+
+/// Removes pins and cgroups of runs that were killed before they could.
+pub fn remove_leftovers() {
+    let places = [
+        bpffs_mount().map(|mount| mount.join("gate")),
+        cgroup2_mount(),
+    ];
+    for place in places.into_iter().flatten() {
+        for entry in fs::read_dir(&place).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let mut parts = name.split('-');
+            let owner = (parts.next() == Some(INSTANCE_PREFIX))
+                .then(|| parts.next())
+                .flatten();
+            let Some(owner) = owner.and_then(|pid| pid.parse::<u32>().ok()) else {
+                continue;
+            };
+            if Path::new("/proc").join(owner.to_string()).exists() {
+                continue;
+            }
+            remove_pins(&name);
+            // Not empty if a process of that run still lives: then it stays.
+            let _ = fs::remove_dir(place.join(&name));
+        }
     }
 }
 

@@ -82,6 +82,9 @@ impl Suite {
         // SAFETY: no other thread runs yet. An error is to tell its place.
         unsafe { std::env::set_var("RUST_LIB_BACKTRACE", "1") };
         let kernel_missing = host::no_kernel_plane();
+        if !arguments.list {
+            host::remove_leftovers();
+        }
         // The server dies with the thread that starts it: this one.
         let postgres = if arguments.list {
             Err("listing".into())
