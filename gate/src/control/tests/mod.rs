@@ -259,7 +259,7 @@ fn a_change_that_cannot_be_says_why() {
     );
     let error = over.expect_err("over the budget").to_string();
     assert!(
-        error.contains("101") && error.contains("100") && error.contains("NOFILE"),
+        error.contains("101") && error.contains("is 50") && error.contains("NOFILE"),
         "{error}"
     );
 }
