@@ -56,6 +56,9 @@ pub struct State {
     pub kernel: KernelState,
     /// Wakes each worker.
     pub wakers: Vec<Waker>,
+    /// Connections that any worker evicted and has not closed yet: still pending
+    /// by the ledger.
+    pub evicting: AtomicU64,
     /// Descriptors that sessions of all workers hold.
     pub session_fds: AtomicU64,
     /// Descriptors that sessions may hold together.
@@ -83,6 +86,7 @@ impl State {
             stats,
             kernel,
             wakers,
+            evicting: AtomicU64::new(0),
             session_fds: AtomicU64::new(0),
             session_fds_max: u64::MAX,
             fds_max: u64::MAX,

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use gate_common::abi::{LISTENER_PROBE, NameKey, NameKind, SlotKind, SlotRef, slot};
 use gate_common::limit::{
-    Limit, LimitWords, Setting, resolve, resolve_ceiling, resolve_over_headroom,
+    Limit, LimitWords, Setting, UNLIMITED_TOKENS, resolve, resolve_ceiling, resolve_over_headroom,
 };
 use gate_common::slots::{self, Book};
 
@@ -194,7 +194,10 @@ impl Ledger {
             self.plain_row(LimitKey::DefaultDatabase, slot::DEFAULT_DATABASE, 0),
         ];
         rows[2].limit = self.ceiling_of(&LimitWords::default());
-        rows[3].limit = Limit::AtMost(self.over_headroom(rows[2].limit));
+        rows[3].limit = match self.over_headroom(rows[2].limit) {
+            UNLIMITED_TOKENS.. => Limit::Unlimited,
+            sockets => Limit::AtMost(sockets),
+        };
         for (key, found) in self.all_names()? {
             rows.push(match limit_key(&key) {
                 key @ LimitKey::Listener(_) => self.listener_row(key, found.index),

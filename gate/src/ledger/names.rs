@@ -185,37 +185,57 @@ impl Ledger {
 
     /// Frees slots without use and without a limit. Returns how many.
     fn recycle_unused(&self) -> Result<usize, NamesError> {
+        // The long walk is done without the lock: others wait for it.
+        let seen = self.names().entries()?;
         let _lock = self.names().lock().ok_or(NamesError::Locked)?;
         let mut freed = 0;
-        let mut owned = vec![false; SLOTS_MAX as usize];
-        for (key, found) in self.names().entries()? {
-            if key.kind == NameKind::Listener as u8 {
-                continue;
+        for (key, found) in seen {
+            if freed == RECYCLE_BATCH {
+                break;
             }
-            if let Some(owned) = owned.get_mut(found.index as usize) {
-                *owned = true;
-            }
-            if freed >= RECYCLE_BATCH || self.has_limit(found.index) {
-                continue;
-            }
-            let word = self.words().get(found.index as usize);
-            if word.is_some_and(|word| slots::recycle(word, found.generation))
-                || !self.is_current(found)
+            if key.kind != NameKind::Listener as u8
+                && self.is_unused(found)
+                && self.names().get(&key)? == Some(found)
+                && self.recycle(found)
             {
                 self.names().remove(&key)?;
                 freed += 1;
             }
         }
         if freed == 0 {
-            freed = self.free_orphans(&owned);
+            freed = self.free_orphans(&self.names().entries()?);
         }
         Ok(freed)
+    }
+
+    /// Whether nobody holds a slot and no limit was set for it; also if it has
+    /// gone to another owner already.
+    fn is_unused(&self, found: SlotRef) -> bool {
+        let Some(word) = self.words().get(found.index as usize) else {
+            return true;
+        };
+        let unused = word.load(SeqCst) == slots::unused(found.generation);
+        !self.is_current(found) || unused && !self.has_limit(found.index)
+    }
+
+    /// Takes a slot from its name. Returns whether the name has it no more.
+    fn recycle(&self, found: SlotRef) -> bool {
+        let word = self.words().get(found.index as usize);
+        word.is_some_and(|word| slots::recycle(word, found.generation)) || !self.is_current(found)
     }
 
     /// Frees slots that were claimed by a process that died before it could
     /// insert their name. A live claimer that loses its slot this way finds
     /// its generation gone and asks again.
-    fn free_orphans(&self, owned: &[bool]) -> usize {
+    fn free_orphans(&self, names: &[(NameKey, SlotRef)]) -> usize {
+        let mut owned = vec![false; SLOTS_MAX as usize];
+        for (key, found) in names {
+            if key.kind != NameKind::Listener as u8
+                && let Some(owned) = owned.get_mut(found.index as usize)
+            {
+                *owned = true;
+            }
+        }
         let named = slot::FIRST_NAMED as usize..SLOTS_MAX as usize;
         named
             .filter(|index| {

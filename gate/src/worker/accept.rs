@@ -150,7 +150,9 @@ impl Worker {
         let ledger = &self.state.ledger;
         // Those evicted before are pending until they are closed, at the end of
         // this round: a whole accept queue must not evict for them again.
-        let staying = ledger.pending().saturating_sub(self.evicting);
+        let staying = ledger
+            .pending()
+            .saturating_sub(self.state.evicting.load(Ordering::Relaxed));
         if staying <= ledger.max_pending().tokens() {
             return;
         }
@@ -160,7 +162,7 @@ impl Worker {
             self.advance(victim, now);
             if self.connections[victim as usize].session.is_pending() {
                 self.connections[victim as usize].evicted = true;
-                self.evicting += 1;
+                self.state.evicting.fetch_add(1, Ordering::Relaxed);
                 return self.feed(victim, Input::Evict, now);
             }
         }

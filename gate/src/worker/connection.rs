@@ -215,6 +215,9 @@ pub struct Connection {
     pub backend_index: usize,
     /// End the client's connection with RST.
     pub reset_client: bool,
+    /// A send to the backend failed before it had ended: that took the error off
+    /// the socket, whose next read then looks like an orderly end.
+    pub backend_broke: bool,
     /// Waits in the worker's queue of work left over.
     pub queued: bool,
     /// Descriptors it holds of those that sessions may hold.
@@ -247,6 +250,7 @@ impl Connection {
             dial_error: None,
             backend_index: 0,
             reset_client: false,
+            backend_broke: false,
             queued: false,
             fds: 0,
             on_spare: false,

@@ -22,6 +22,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use slab::Slab;
@@ -82,8 +83,6 @@ pub struct Worker {
     generation: u32,
     timers: Timers,
     pending: PendingSet,
-    /// Evicted connections that are not closed yet.
-    evicting: u64,
     names: NameCache,
     /// Connections with work left over.
     runnable: VecDeque<u32>,
@@ -125,7 +124,6 @@ impl Worker {
             generation: 0,
             timers: Timers::default(),
             pending: PendingSet::default(),
-            evicting: 0,
             names: NameCache::default(),
             runnable: VecDeque::new(),
             finished: Vec::new(),
@@ -351,6 +349,11 @@ impl Worker {
                 continue;
             }
             let mut connection = self.connections.remove(id as usize);
+            // Before the close: between the two it counts once too often, and
+            // another worker evicts one too many rather than one too few.
+            if connection.evicted {
+                self.state.evicting.fetch_sub(1, Ordering::Relaxed);
+            }
             drop(connection.backend.take());
             if let Some(Side { socket, .. }) = connection.client.take() {
                 if connection.reset_client {
@@ -364,7 +367,6 @@ impl Worker {
             for _ in 0..connection.fds {
                 self.state.give_fd();
             }
-            self.evicting -= u64::from(connection.evicted);
             if connection.on_reserve {
                 self.on_reserve -= 1;
             }

@@ -179,6 +179,10 @@ impl Worker {
                 // What the backend said last may still be on its way to the
                 // client; only the client's bytes have nowhere to go.
                 connection.up.drops = true;
+                connection.backend_broke = connection
+                    .backend
+                    .as_ref()
+                    .is_some_and(|backend| backend.ended & ready::PEER_ENDED == 0);
                 return self.enqueue(id);
             }
             (Direction::ToBackend, Turn::Ended) => {
@@ -188,11 +192,11 @@ impl Worker {
             (Direction::ToBackend, Turn::SourceLost) | (Direction::ToClient, Turn::SinkLost) => {
                 Input::ClientLost
             }
-            (Direction::ToClient, Turn::Ended) => {
+            (Direction::ToClient, Turn::Ended) if !connection.backend_broke => {
                 connection.down.finished = true;
                 Input::BackendEnded
             }
-            (Direction::ToClient, Turn::SourceLost) => {
+            (Direction::ToClient, Turn::Ended | Turn::SourceLost) => {
                 connection.down.finished = true;
                 Input::BackendLost
             }

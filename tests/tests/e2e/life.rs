@@ -1,5 +1,7 @@
 //! gate's own life: killed, restarted, drained, stopped, started twice.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -8,6 +10,7 @@ use gate_tests::gate::{Gate, Plan};
 use gate_tests::host;
 use gate_tests::observe::Count;
 use gate_tests::suite::{Stage, Suite};
+use gate_tests::wire::Wire;
 use socket2::{Domain, Socket, Type};
 
 const SOON: Duration = Duration::from_secs(2);
@@ -32,8 +35,16 @@ pub fn register(suite: &mut Suite) {
     );
     suite.both("f1_sigterm_drain_ends_at_its_deadline", drain_deadline);
     suite.both("sigint_ends_now", sigint);
+    suite.both(
+        "sigint_ends_gate_while_clients_keep_coming",
+        sigint_in_a_storm,
+    );
     suite.both("a_second_sigterm_ends_now", second_sigterm);
     suite.both("a_second_gate_of_one_name_is_refused", second_instance);
+    suite.kernel(
+        "a_second_gate_on_the_same_pins_is_refused_wherever_its_socket_is",
+        same_pins,
+    );
     suite.both("a_port_that_another_program_holds_is_refused", port_held);
     suite.local(
         "a_wrong_configuration_is_refused_by_name",
@@ -191,6 +202,27 @@ fn sigint(stage: &Stage) -> Result<()> {
     Ok(())
 }
 
+fn sigint_in_a_storm(stage: &Stage) -> Result<()> {
+    let mut gate = Gate::start(stage.plane, stage.postgres.address(), "")?;
+    let address = gate.address();
+    let over = Arc::new(AtomicBool::new(false));
+    let until = Arc::clone(&over);
+    let storm = std::thread::spawn(move || {
+        let mut silent = Vec::new();
+        while !until.load(Ordering::Relaxed) && silent.len() < 5_000 {
+            silent.extend(Wire::connect(address));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    std::thread::sleep(Duration::from_millis(200));
+    gate.signal(libc::SIGINT)?;
+    let status = gate.wait_exit(SOON);
+    over.store(true, Ordering::Relaxed);
+    let _ = storm.join();
+    assert_eq!(status?.code(), Some(0));
+    Ok(())
+}
+
 fn second_sigterm(stage: &Stage) -> Result<()> {
     let mut gate = Gate::start(
         stage.plane,
@@ -224,6 +256,22 @@ fn second_instance(stage: &Stage) -> Result<()> {
     gate.gatectl(&["limits", "set", "user", "app", "2"])?;
     let _second = gate.open("app", "prod")?;
     Ok(())
+}
+
+fn same_pins(stage: &Stage) -> Result<()> {
+    let settings = "[limits]\nmax_connections = 7";
+    let gate = Gate::start(stage.plane, stage.postgres.address(), settings)?;
+    let elsewhere = tempfile::tempdir()?;
+    let control = elsewhere.path().join("control.sock");
+    let mut plan = Plan::new(stage.plane, stage.postgres.address(), "");
+    plan.twin_of = Some((gate.instance().into(), control));
+    let mut twin = Gate::prepare(plan)?;
+    let status = twin.launch_expecting_exit(&[])?;
+    assert_eq!(status.code(), Some(1));
+    assert!(twin.logged("another gate") > 0, "{:?}", twin.log());
+    assert_eq!(gate.connections()?.0["total"]["limit"], 7);
+    gate.open("app", "prod")?.close()?;
+    gate.wait_empty(SOON)
 }
 
 fn port_held(stage: &Stage) -> Result<()> {

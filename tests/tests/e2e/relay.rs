@@ -9,6 +9,7 @@ use gate_tests::backend::{FakeBackend, Script};
 use gate_tests::clients::{both_streams, libpq};
 use gate_tests::gate::Gate;
 use gate_tests::host;
+use gate_tests::session::Session;
 use gate_tests::suite::{Stage, Suite};
 use gate_tests::wire::{self, Wire, message};
 
@@ -26,6 +27,18 @@ pub fn register(suite: &mut Suite) {
     suite.both(
         "a_client_that_resets_in_pg_sleep_gets_it_cancelled",
         reset_ends_the_query,
+    );
+    suite.both(
+        "a_client_that_resets_with_a_stalled_upload_gets_its_query_cancelled",
+        reset_with_stalled_upload,
+    );
+    suite.both(
+        "a_client_that_resets_after_its_fin_gets_its_query_cancelled",
+        reset_after_fin,
+    );
+    suite.both(
+        "c1_cancels_that_wait_for_a_backend_are_not_pending",
+        waiting_cancels,
     );
     suite.both(
         "g1_half_closed_sessions_hold_their_slots_and_get_their_rows",
@@ -140,6 +153,63 @@ fn reset_ends_the_query(stage: &Stage) -> Result<()> {
     host::eventually_true(SOON, "no backend is left behind", || {
         Ok(stage.postgres.backends_named(&name)? == 0)
     })
+}
+
+/// A backend that waits for a lock reads nothing, so gate cannot either.
+fn reset_with_stalled_upload(stage: &Stage) -> Result<()> {
+    let gate = Gate::start(stage.plane, stage.postgres.address(), "")?;
+    let table = host::unique_name("stalled").replace('-', "_");
+    let mut admin = Session::open(stage.postgres.address(), "postgres", "prod")?;
+    admin.query(&format!("create table {table} (line text)"))?;
+    admin.query(&format!("grant all on {table} to app"))?;
+    admin.query("begin")?;
+    admin.query(&format!("lock table {table} in access exclusive mode"))?;
+    let mut client = gate.open("app", "prod")?;
+    client
+        .wire
+        .send(&wire::query(&format!("copy {table} from stdin")))?;
+    let patience = Some(Duration::from_millis(500));
+    client.wire.stream().set_write_timeout(patience)?;
+    let line = wire::message(b'd', &[b'x'; 60_000]);
+    let sent = (0..2_000).take_while(|_| client.wire.send(&line).is_ok());
+    assert!(sent.count() < 2_000, "the upload did not stall");
+    assert_eq!(gate.connections()?.active(), 1);
+    client.wire.reset()?;
+    // The lock is still held: only the cancel ends the backend.
+    gate.wait_empty(Duration::from_secs(5))?;
+    admin.query("rollback")?;
+    admin.query(&format!("drop table {table}"))?;
+    Ok(())
+}
+
+fn reset_after_fin(stage: &Stage) -> Result<()> {
+    let gate = Gate::start(stage.plane, stage.postgres.address(), "")?;
+    let mut client = gate.open("app", "prod")?;
+    client.wire.send(&wire::query("select pg_sleep(60)"))?;
+    client.wire.half_close()?;
+    thread::sleep(Duration::from_millis(300));
+    assert_eq!(gate.connections()?.active(), 1);
+    client.wire.reset()?;
+    gate.wait_empty(Duration::from_secs(5))
+}
+
+fn waiting_cancels(stage: &Stage) -> Result<()> {
+    let backend = FakeBackend::start(Script::Silent)?;
+    let gate = Gate::start(stage.plane, backend.address(), "")?;
+    let mut cancels = Vec::new();
+    for _ in 0..10 {
+        let mut cancel = Wire::connect(gate.address())?;
+        cancel.send(&wire::cancel(1, b"nope"))?;
+        cancels.push(cancel);
+    }
+    host::eventually_true(
+        SOON,
+        "all are on their way",
+        || Ok(backend.accepted() == 10),
+    )?;
+    gate.wait_connections(SOON, "none is pending", |now| now.pending() == 0)?;
+    drop(backend);
+    gate.wait_empty(Duration::from_secs(15))
 }
 
 fn half_close(stage: &Stage) -> Result<()> {
