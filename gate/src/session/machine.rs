@@ -107,12 +107,6 @@ impl Session {
         self.phase == Phase::Startup
     }
 
-    /// Whether bytes from the client are for the session, not for the relay.
-    #[must_use]
-    pub fn reads_client(&self) -> bool {
-        self.phase == Phase::Startup
-    }
-
     /// Whether the backend's bytes are to be shown before they are passed on.
     #[must_use]
     pub fn watches_backend(&self) -> bool {

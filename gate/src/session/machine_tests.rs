@@ -372,7 +372,7 @@ fn random_step(driver: &mut Driver, random: &mut Random, rest: &mut Vec<u8>) {
         _ => Ok(()),
     };
     let login = login_bytes();
-    let reads_client = driver.session.reads_client();
+    let reads_client = driver.session.is_pending();
     let dialling = driver.dialled && !driver.connected && !driver.client_told;
     let backend_alive = driver.relaying && !driver.backend_closed;
     match random.below(12) {

@@ -362,10 +362,7 @@ impl Worker {
     fn cancel_poll(&mut self, id: u32, kind: Kind) {
         let connection = &mut self.connections[id as usize];
         let key = Key::new(kind, id, connection.generation);
-        let side = match kind {
-            Kind::Client => &mut connection.client,
-            _ => &mut connection.backend,
-        };
+        let side = connection.side(kind);
         if let Some(side) = side
             && side.poll == PollState::Armed
         {

@@ -7,7 +7,7 @@ use std::time::Instant;
 use socket2::Socket;
 
 use crate::ledger::Entry;
-use crate::ring::ready;
+use crate::ring::{Kind, ready};
 use crate::session::Session;
 use crate::session::outcome::ConnectFailure;
 use crate::stats::Direction;
@@ -256,6 +256,14 @@ impl Connection {
             on_spare: false,
             on_reserve: false,
             evicted: false,
+        }
+    }
+
+    /// The socket that an operation's kind is about.
+    pub fn side(&mut self, kind: Kind) -> &mut Option<Side> {
+        match kind {
+            Kind::Client => &mut self.client,
+            _ => &mut self.backend,
         }
     }
 

@@ -230,10 +230,7 @@ impl Worker {
         if Key::new(key.kind, key.index, connection.generation) != key {
             return Ok(());
         }
-        let side = match key.kind {
-            Kind::Client => &mut connection.client,
-            _ => &mut connection.backend,
-        };
+        let side = connection.side(key.kind);
         let Some(open) = side else { return Ok(()) };
         open.note(bits);
         if ended {
@@ -254,10 +251,7 @@ impl Worker {
     fn arm(&mut self, id: u32, kind: Kind) -> io::Result<()> {
         let connection = &mut self.connections[id as usize];
         let key = Key::new(kind, id, connection.generation);
-        let side = match kind {
-            Kind::Client => &mut connection.client,
-            _ => &mut connection.backend,
-        };
+        let side = connection.side(kind);
         if let Some(side) = side
             && side.poll == PollState::Idle
         {
