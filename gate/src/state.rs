@@ -107,19 +107,20 @@ impl State {
         self.wake_workers();
     }
 
-    /// Takes one of the descriptors that sessions may hold. Returns whether
-    /// there was one.
-    pub fn take_fd(&self) -> bool {
-        let fits = self.session_fds.fetch_add(1, Ordering::Relaxed) < self.session_fds_max;
+    /// Takes `count` of the descriptors that sessions may hold, or none.
+    /// Returns whether there were so many.
+    pub fn take_fds(&self, count: u64) -> bool {
+        let held = self.session_fds.fetch_add(count, Ordering::Relaxed);
+        let fits = held + count <= self.session_fds_max;
         if !fits {
-            self.give_fd();
+            self.give_fds(count);
         }
         fits
     }
 
-    /// Gives back what [`State::take_fd`] took.
-    pub fn give_fd(&self) {
-        self.session_fds.fetch_sub(1, Ordering::Relaxed);
+    /// Gives back what [`State::take_fds`] took.
+    pub fn give_fds(&self, count: u64) {
+        self.session_fds.fetch_sub(count, Ordering::Relaxed);
     }
 
     /// Where gate stands.

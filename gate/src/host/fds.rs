@@ -7,7 +7,7 @@ pub const FDS_PER_SESSION: u64 = 2;
 /// Descriptors kept for the control plane, logs and reloads.
 const CONTROL_RESERVE: u64 = 24;
 /// Descriptors kept so that a full gate can still answer politely.
-pub const POLITE_RESERVE: u64 = 8;
+pub const POLITE_RESERVE: u64 = 16;
 
 /// How many descriptors there are, and how many sessions may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +106,7 @@ mod tests {
     fn a_budget_without_room_for_a_session_is_none() {
         assert_eq!(FdBudget::new(64, 40), None);
         let budget = FdBudget::new(1000, 40).unwrap();
-        assert_eq!(budget.sessions, 1000 - 40 - 24 - 8);
+        assert_eq!(budget.sessions, 1000 - 40 - 24 - 16);
     }
 
     #[test]

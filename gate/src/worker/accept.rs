@@ -11,7 +11,7 @@ use socket2::Socket;
 
 use super::connection::{Connection, Side};
 use super::{Worker, actions};
-use crate::host::POLITE_RESERVE;
+use crate::host::{FDS_PER_SESSION, POLITE_RESERVE};
 use crate::ledger::Standing;
 use crate::ring::{Key, Kind};
 use crate::session::Session;
@@ -55,7 +55,9 @@ impl Worker {
         if self.phase == Phase::Stopping {
             return actions::reset(&Socket::from(socket));
         }
-        let budgeted = self.state.take_fd();
+        // With its backend's, so that a crowd that came at once finds the
+        // descriptors for some sessions, not for no session at all.
+        let budgeted = self.state.take_fds(FDS_PER_SESSION);
         if !budgeted {
             self.ran_out("the descriptors for sessions");
             if self.on_reserve >= self.reserve() {
@@ -133,7 +135,7 @@ impl Worker {
         let mut connection = Connection::new(session, listener, source, now);
         connection.entry = Some(entry);
         connection.client = Some(Side::new(socket));
-        connection.fds = u64::from(budgeted);
+        connection.fds = if budgeted { FDS_PER_SESSION } else { 0 };
         connection.on_reserve = !budgeted;
         connection.on_spare = on_spare;
         self.on_reserve += u64::from(!budgeted);
@@ -168,9 +170,10 @@ impl Worker {
         }
     }
 
-    /// This worker's share of the descriptors kept for polite answers.
+    /// How many connections may live on this worker's share of the descriptors
+    /// kept for polite answers; each may turn out to be a cancel.
     pub(super) fn reserve(&self) -> u64 {
-        (POLITE_RESERVE / self.state.stats.len() as u64).max(1)
+        (POLITE_RESERVE / FDS_PER_SESSION / self.state.stats.len() as u64).max(1)
     }
 
     /// Says once that something ran out.

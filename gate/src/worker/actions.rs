@@ -129,49 +129,39 @@ impl Worker {
         }
     }
 
-    /// Asks the ledger, once there is a descriptor for the backend.
-    fn admit(&mut self, id: u32, who: &Identity) -> Result<(), Reason> {
-        if !self.state.take_fd() {
-            self.ran_out("the descriptors for sessions");
-            return Err(Reason::Descriptors);
-        }
-        self.pending.remove(id);
-        self.connections[id as usize].fds += 1;
-        let verdict = self.ask(id, who);
-        if verdict.is_err() {
-            self.give_backend_fd(id);
-        }
-        verdict
-    }
-
     /// Gives back the descriptor that was kept for a backend.
     pub(super) fn give_backend_fd(&mut self, id: u32) {
         let connection = &mut self.connections[id as usize];
         let of_client = u64::from(connection.client.is_some() && !connection.on_reserve);
         if connection.fds > of_client {
             connection.fds -= 1;
-            self.state.give_fd();
+            self.state.give_fds(1);
         }
     }
 
-    /// Keeps a descriptor for a cancel: of the reserve if need be, so that a
-    /// gate without descriptors can still end queries.
+    /// Keeps a descriptor for a cancel of gate's own: of the reserve if need be,
+    /// so that a gate without descriptors can still end queries. A client's
+    /// cancel has two already.
     fn keep_fd_for_cancel(&mut self, id: u32) -> bool {
         let reserve = self.reserve();
         let connection = &mut self.connections[id as usize];
-        if self.state.take_fd() {
+        if connection.client.is_some() {
+            return true;
+        }
+        if self.state.take_fds(1) {
             connection.fds += 1;
-        } else if !connection.on_reserve {
-            if self.on_reserve >= reserve {
-                return false;
-            }
+        } else if self.on_reserve < reserve {
             self.on_reserve += 1;
             connection.on_reserve = true;
+        } else {
+            return false;
         }
         true
     }
 
-    fn ask(&mut self, id: u32, who: &Identity) -> Result<(), Reason> {
+    /// Asks the ledger.
+    fn admit(&mut self, id: u32, who: &Identity) -> Result<(), Reason> {
+        self.pending.remove(id);
         let asked = Instant::now();
         let connection = &mut self.connections[id as usize];
         let (Some(client), Some(entry)) = (&connection.client, &connection.entry) else {
@@ -287,6 +277,9 @@ impl Worker {
 
     fn refuse(&mut self, id: u32, refusal: &Refusal) {
         self.has_spoken(id);
+        if self.connections[id as usize].backend.is_none() {
+            self.give_backend_fd(id);
+        }
         let connection = &mut self.connections[id as usize];
         connection.mode = Mode::Lingering;
         if let Some(client) = &connection.client {

@@ -358,9 +358,7 @@ impl Worker {
             if let Some(entry) = connection.entry.take() {
                 self.state.ledger.closed(entry);
             }
-            for _ in 0..connection.fds {
-                self.state.give_fd();
-            }
+            self.state.give_fds(connection.fds);
             if connection.on_reserve {
                 self.on_reserve -= 1;
             }

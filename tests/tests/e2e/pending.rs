@@ -31,7 +31,9 @@ pub fn register(suite: &mut Suite) {
 }
 
 fn thousand_silent(stage: &Stage) -> Result<()> {
-    let gate = Gate::start(stage.plane, stage.postgres.address(), "")?;
+    // No deadline thins them out, however slow this machine is.
+    let settings = "[timeouts]\nstartup = \"120s\"";
+    let gate = Gate::start(stage.plane, stage.postgres.address(), settings)?;
     let before = gate.usage()?;
     let silent = crowd::silent(gate.address(), 1000)?;
     let now = gate.wait_connections(SOON, "all are pending", |now| now.pending() == 1000)?;

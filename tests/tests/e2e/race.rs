@@ -111,20 +111,25 @@ fn soak(stage: &Stage) -> Result<()> {
             }
         });
         let end = Instant::now() + Duration::from_secs(4);
-        let mut slowest = Duration::ZERO;
+        let mut took = Vec::new();
         let result = (|| -> Result<()> {
             while Instant::now() < end {
                 let start = Instant::now();
                 Session::open(address, "app", "prod")?.close()?;
-                slowest = slowest.max(start.elapsed());
+                took.push(start.elapsed());
             }
             Ok(())
         })();
         over.store(true, Ordering::Relaxed);
-        result.map(|()| slowest)
+        result.map(|()| took)
     });
-    let slowest = result?;
-    assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+    let mut took = result?;
+    took.sort_unstable();
+    // A shared machine may stall one of them; a listener that rests or has
+    // ended would stall them all.
+    let (typical, slowest) = (took[took.len() * 9 / 10], took[took.len() - 1]);
+    assert!(typical < Duration::from_secs(1), "{typical:?}");
+    assert!(slowest < Duration::from_secs(3), "{slowest:?}");
     gate.wait_empty(Duration::from_secs(3))
 }
 
