@@ -129,7 +129,9 @@ impl Watch {
     pub fn look(&mut self, state: &State, limited: &Limited, elapsed: Duration) {
         let rejected = Scope::ALL.map(|scope| rejected(state, scope.reason()));
         self.since_names += elapsed;
-        if self.since_names >= self.names_period(limited, &rejected) {
+        if self.since_names >= self.names_period(limited, &rejected)
+            || self.begins(limited, &rejected)
+        {
             self.since_names = Duration::ZERO;
             self.reached = names_reached(&state.ledger, state.kernel == KernelState::Active);
         }
@@ -145,6 +147,15 @@ impl Watch {
             );
             self.reached[scope as usize] = names;
         }
+    }
+
+    /// Whether somebody is refused by a limit that was free so far: the line that
+    /// says so is to name whose it is.
+    fn begins(&self, limited: &Limited, rejected: &[u64; Scope::ALL.len()]) -> bool {
+        Scope::ALL.into_iter().any(|scope| {
+            !limited.is_limited(scope)
+                && rejected[scope as usize] > self.scopes[scope as usize].rejected
+        })
     }
 
     /// How often every name is looked at: seldom while nothing happens, for

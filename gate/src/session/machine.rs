@@ -249,7 +249,7 @@ impl Session {
             Input::ClientEnded | Input::ClientLost => {
                 return self.close_counted(Count::Closed(CloseReason::ClientLeftDial), out);
             }
-            Input::Stop => return self.close_counted(Count::Closed(CloseReason::Drained), out),
+            Input::Stop => return self.refuse_stopping(out),
             _ => return,
         };
         out.push(Action::Count(Count::ConnectFailed(failure)));
@@ -314,9 +314,16 @@ impl Session {
                 out.push(Action::EndClient);
                 self.abandon(reason, out);
             }
+            Input::Stop if !self.backend_spoke => self.refuse_stopping(out),
             Input::Stop => self.close_counted(Count::Closed(CloseReason::Drained), out),
             _ => {}
         }
+    }
+
+    fn refuse_stopping(&mut self, out: &mut Vec<Action>) {
+        out.push(Action::Count(Count::Closed(CloseReason::Drained)));
+        out.push(Action::CloseBackend);
+        self.refuse(Refusal::ShuttingDown, out);
     }
 
     fn refuse_unanswered(&mut self, reason: CloseReason, out: &mut Vec<Action>) {

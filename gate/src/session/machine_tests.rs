@@ -323,6 +323,22 @@ fn a1_every_way_a_login_can_fail_closes_once() {
 }
 
 #[test]
+fn f1_a_session_that_is_stopped_before_its_first_byte_is_told_57p03() {
+    for inputs in [&[][..], &[Input::Connected]] {
+        let mut driver = Driver::new(None);
+        driver.feed(Input::ClientData(&startup_packet()), Ok(()));
+        for input in inputs {
+            driver.feed(*input, Ok(()));
+        }
+        driver.feed(Input::Stop, Ok(()));
+        assert_eq!(driver.refusal, Some(Refusal::ShuttingDown));
+        driver.feed(Input::ClientEnded, Ok(()));
+        assert!(driver.closed);
+        assert_eq!(driver.counts(), [Count::Closed(CloseReason::Drained)]);
+    }
+}
+
+#[test]
 fn e1_one_deadline_covers_the_whole_startup_phase() {
     let mut driver = Driver::new(None);
     for byte in startup_packet().iter().take(20) {
