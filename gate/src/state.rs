@@ -7,6 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use crate::config::Config;
 use crate::host::Waker;
 use crate::ledger::Ledger;
+use crate::session::outcome::Reason;
 use crate::stats::Stats;
 
 /// Where gate stands in its life.
@@ -105,6 +106,18 @@ impl State {
     pub fn set_config(&self, config: Arc<Config>) {
         *self.config.write().unwrap_or_else(PoisonError::into_inner) = config;
         self.wake_workers();
+    }
+
+    /// Clients refused for a reason, over all listeners and workers.
+    #[must_use]
+    pub fn rejected(&self, reason: Reason) -> u64 {
+        let listeners = self.listeners.len();
+        let of_worker = |stats: &Arc<Stats>| -> u64 {
+            (0..listeners)
+                .map(|listener| stats.rejected_count(listener, reason))
+                .sum()
+        };
+        self.stats.iter().map(of_worker).sum()
     }
 
     /// Takes `count` of the descriptors that sessions may hold, or none.

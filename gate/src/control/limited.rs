@@ -127,7 +127,7 @@ struct Seen {
 impl Watch {
     /// Looks once, `elapsed` after the last time.
     pub fn look(&mut self, state: &State, limited: &Limited, elapsed: Duration) {
-        let rejected = Scope::ALL.map(|scope| rejected(state, scope.reason()));
+        let rejected = Scope::ALL.map(|scope| state.rejected(scope.reason()));
         self.since_names += elapsed;
         if self.since_names >= self.names_period(limited, &rejected)
             || self.begins(limited, &rejected)
@@ -262,17 +262,6 @@ fn names_reached(ledger: &Ledger, kernel_active: bool) -> Reached {
 /// it is meant.
 fn is_full(limit: Limit, used: u64) -> bool {
     limit != Limit::None && !limit.allows_one_more(used)
-}
-
-fn rejected(state: &State, reason: Reason) -> u64 {
-    let listeners = 0..state.listeners.len();
-    let of_worker = |stats: &crate::stats::Stats| -> u64 {
-        listeners
-            .clone()
-            .map(|listener| stats.rejected_count(listener, reason))
-            .sum()
-    };
-    state.stats.iter().map(|stats| of_worker(stats)).sum()
 }
 
 #[cfg(test)]

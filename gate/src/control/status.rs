@@ -71,17 +71,8 @@ pub const fn phase_word(phase: Phase) -> &'static str {
 }
 
 fn rejected(state: &State) -> std::collections::BTreeMap<String, u64> {
-    let count = |reason: &Reason| -> u64 {
-        let of_listener = |listener| {
-            let workers = state.stats.iter();
-            workers
-                .map(move |stats| stats.rejected_count(listener, *reason))
-                .sum::<u64>()
-        };
-        (0..state.listeners.len()).map(of_listener).sum()
-    };
     let counts = Reason::ALL
         .iter()
-        .map(|reason| (reason.label().to_owned(), count(reason)));
+        .map(|reason| (reason.label().to_owned(), state.rejected(*reason)));
     counts.filter(|(_, count)| *count > 0).collect()
 }

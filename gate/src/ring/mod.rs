@@ -158,15 +158,10 @@ impl Ring {
     ///
     /// # Errors
     /// The ring itself failed; nothing is lost, but nothing more will come.
-    pub fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<Completion>) -> io::Result<()> {
-        let submitted = match timeout {
-            None => self.uring.submit_and_wait(1),
-            Some(timeout) => {
-                let timespec = Timespec::from(timeout);
-                let args = SubmitArgs::new().timespec(&timespec);
-                self.uring.submitter().submit_with_args(1, &args)
-            }
-        };
+    pub fn wait(&mut self, timeout: Duration, out: &mut Vec<Completion>) -> io::Result<()> {
+        let timespec = Timespec::from(timeout);
+        let args = SubmitArgs::new().timespec(&timespec);
+        let submitted = self.uring.submitter().submit_with_args(1, &args);
         match submitted {
             Ok(_) => {}
             Err(error) if passes(&error) => {}

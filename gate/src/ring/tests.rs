@@ -6,7 +6,7 @@ use super::*;
 fn wait_for(ring: &mut Ring, kind: Kind) -> Completion {
     let mut completions = Vec::new();
     for _ in 0..50 {
-        ring.wait(Some(Duration::from_millis(100)), &mut completions)
+        ring.wait(Duration::from_millis(100), &mut completions)
             .unwrap();
         let found = completions.iter().position(|done| done.key.kind == kind);
         if let Some(found) = found {
@@ -51,7 +51,7 @@ fn a_connection_is_accepted_and_polled_until_cancelled() {
 fn a_wait_ends_at_its_timeout() {
     let mut ring = Ring::new().unwrap();
     let mut completions = Vec::new();
-    ring.wait(Some(Duration::from_millis(10)), &mut completions)
+    ring.wait(Duration::from_millis(10), &mut completions)
         .unwrap();
     assert!(completions.is_empty());
 }

@@ -177,7 +177,7 @@ impl Worker {
     }
 
     /// Says once that something ran out.
-    pub(super) fn ran_out(&mut self, what: &str) {
+    fn ran_out(&mut self, what: &str) {
         if !self.exhausted {
             self.exhausted = true;
             tracing::warn!(

@@ -153,7 +153,7 @@ impl Worker {
         let mut completions = Vec::new();
         loop {
             let timeout = self.timeout(Instant::now());
-            self.ring.wait(Some(timeout), &mut completions)?;
+            self.ring.wait(timeout, &mut completions)?;
             let now = Instant::now();
             for completion in completions.drain(..) {
                 self.complete(completion, now)?;

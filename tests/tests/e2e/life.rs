@@ -190,12 +190,14 @@ fn drain_deadline(stage: &Stage) -> Result<()> {
     Ok(())
 }
 
+/// A gate that would wait a minute for its sessions to end.
+fn patient(stage: &Stage) -> Result<Gate> {
+    let settings = "[timeouts]\ndrain = \"60s\"";
+    Gate::start(stage.plane, stage.postgres.address(), settings)
+}
+
 fn sigint(stage: &Stage) -> Result<()> {
-    let mut gate = Gate::start(
-        stage.plane,
-        stage.postgres.address(),
-        "[timeouts]\ndrain = \"60s\"",
-    )?;
+    let mut gate = patient(stage)?;
     let _open = gate.open("app", "prod")?;
     gate.signal(libc::SIGINT)?;
     assert_eq!(gate.wait_exit(SOON)?.code(), Some(0));
@@ -224,11 +226,7 @@ fn sigint_in_a_storm(stage: &Stage) -> Result<()> {
 }
 
 fn second_sigterm(stage: &Stage) -> Result<()> {
-    let mut gate = Gate::start(
-        stage.plane,
-        stage.postgres.address(),
-        "[timeouts]\ndrain = \"60s\"",
-    )?;
+    let mut gate = patient(stage)?;
     let _open = gate.open("app", "prod")?;
     gate.signal(libc::SIGTERM)?;
     std::thread::sleep(Duration::from_millis(300));
