@@ -1,9 +1,9 @@
 //! Medians and paired ratios.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What a figure was over all rounds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// The middle one; of an even number the mean of the two in the middle.
     pub median: f64,

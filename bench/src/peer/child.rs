@@ -5,27 +5,38 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
 /// Time to end after SIGTERM, before SIGKILL.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Ends when dropped, or when this process is killed.
+#[derive(Debug)]
 pub struct Child(std::process::Child);
 
 impl Child {
-    /// Starts a command.
+    /// Starts a command, bound to CPUs if any are given, in a process group of its
+    /// own: the terminal's Ctrl-C is ours to pass on.
     ///
     /// # Errors
     /// It cannot be started.
-    pub fn spawn(mut command: Command) -> io::Result<Self> {
-        // SAFETY: between fork and exec only prctl is called, which is
-        // async-signal-safe and touches no memory.
+    pub fn spawn(mut command: Command, cpus: &[usize]) -> io::Result<Self> {
+        let mut set = CpuSet::new();
+        for cpu in cpus {
+            set.set(*cpu);
+        }
+        let bound = !cpus.is_empty();
+        command.process_group(0);
+        // SAFETY: between fork and exec the closure makes system calls with plain
+        // numbers and a copy of the set; it allocates nothing and takes no lock.
         unsafe {
-            command.pre_exec(|| {
-                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) == 0 {
-                    Ok(())
-                } else {
-                    Err(io::Error::last_os_error())
+            command.pre_exec(move || {
+                set_parent_process_death_signal(Some(Signal::TERM))?;
+                if bound {
+                    sched_setaffinity(None, &set)?;
                 }
+                Ok(())
             });
         }
         command.spawn().map(Self)
@@ -50,17 +61,15 @@ impl Drop for Child {
     fn drop(&mut self) {
         let begin = Instant::now();
         while matches!(self.0.try_wait(), Ok(None)) {
-            // The id is still this child's: it was not waited for.
             let signal = if begin.elapsed() > ENDS_WITHIN {
-                libc::SIGKILL
+                Signal::KILL
             } else {
-                libc::SIGTERM
+                Signal::TERM
             };
-            if let Ok(pid) = libc::pid_t::try_from(self.0.id()) {
-                // SAFETY: kill takes two numbers.
-                unsafe { libc::kill(pid, signal) };
-            }
-            std::thread::sleep(Duration::from_millis(50));
+            // The id is still this child's: it was not waited for. A failure shows
+            // in the next turn.
+            let _ = kill_process(Pid::from_child(&self.0), signal);
+            std::thread::sleep(Duration::from_millis(20));
         }
     }
 }

@@ -3,11 +3,11 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The machine, as far as it bears on a figure.
-#[derive(Debug, Serialize)]
-pub struct Host {
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Facts {
     /// `uname -r`.
     pub kernel: String,
     /// CPUs that this process may use.
@@ -18,7 +18,7 @@ pub struct Host {
     pub congestion_control: String,
 }
 
-impl Host {
+impl Facts {
     /// This machine.
     #[must_use]
     pub fn of_this_machine() -> Self {

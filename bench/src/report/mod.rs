@@ -1,0 +1,3 @@
+//! What a run found: as JSON, as text, as plots, beside another one.
+
+pub mod model;
