@@ -1,4 +1,7 @@
-//! The machine that the bench runs on: facts, changes for the time of a run,
-//! CPUs, network devices.
+//! The machine that the bench runs on: facts, settings for the time of a run,
+//! CPUs, network devices, signals.
 
+pub mod cpus;
 pub mod facts;
+pub mod interrupt;
+pub mod settings;

@@ -161,6 +161,12 @@ pub struct Run {
     pub sides: Vec<Side>,
     /// What held the rate down, if it is known: `proxy`, `load`, `schedule`.
     pub bottleneck: String,
+    /// What was not done as it should be.
+    #[serde(default)]
+    pub failed: u64,
+    /// An example of it.
+    #[serde(default)]
+    pub failure: Option<String>,
     /// Runs of this round thrown away because something disturbed them.
     pub repeated: u32,
     /// What disturbed the run that was kept, if even the last one was.

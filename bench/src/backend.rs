@@ -1,0 +1,449 @@
+//! A server that speaks enough of the PostgreSQL protocol to be relayed to, and
+//! costs as little as it can: everybody is let in, requests say what they want
+//! in answer (see [`wire`](crate::wire)).
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use anyhow::{Context, Result};
+use slab::Slab;
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::load::crew::{Place, bind};
+use crate::load::event_loop::EventLoop;
+use crate::load::streams::{Source, discard};
+use crate::wire;
+
+const BACKLOG: i32 = 4096;
+const READ_BYTES: usize = 256 * 1024;
+/// A packet that claims to be longer is no startup packet
+/// (`MAX_STARTUP_PACKET_LENGTH`, src/include/libpq/pqcomm.h).
+const STARTUP_BYTES_MAX: usize = 10_004;
+/// Epoll's number of the listening socket.
+const LISTENER: usize = usize::MAX;
+
+/// The server; ends when dropped.
+pub struct Backend {
+    /// Where it listens.
+    pub address: SocketAddr,
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    over: AtomicBool,
+    uploaded: AtomicU64,
+}
+
+impl Backend {
+    /// Starts a thread `backend-N` for each CPU.
+    ///
+    /// # Errors
+    /// It cannot listen, or no threads are left.
+    pub fn start(listen: IpAddr, place: &Place) -> Result<Self> {
+        let first = listening((listen, 0).into()).context("the backend cannot listen")?;
+        let address = first.local_addr()?;
+        let mut backend = Self {
+            address,
+            shared: Arc::default(),
+            threads: Vec::new(),
+        };
+        let mut first = Some(first);
+        for index in 0..place.cpus.len().max(1) {
+            let listener = first.take().map_or_else(|| listening(address), Ok)?;
+            let shared = Arc::clone(&backend.shared);
+            let cpu = place.cpus.get(index).copied();
+            let thread = std::thread::Builder::new().name(format!("backend-{index}"));
+            backend.threads.push(thread.spawn(move || {
+                let ended = bind(cpu).and_then(|()| Thread::new(listener, &shared)?.run());
+                if let Err(error) = ended {
+                    eprintln!("gate-bench: the backend ended: {error:#}");
+                }
+            })?);
+        }
+        Ok(backend)
+    }
+
+    /// Bytes of uploads so far, over all sessions.
+    #[must_use]
+    pub fn uploaded(&self) -> u64 {
+        self.shared.uploaded.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        self.shared.over.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            // It has said why, if it panicked.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn listening(address: SocketAddr) -> io::Result<TcpListener> {
+    let kind = Type::STREAM.nonblocking().cloexec();
+    let socket = Socket::new(Domain::for_address(address), kind, Some(Protocol::TCP))?;
+    socket.set_reuse_port(true)?;
+    // Accepted sockets inherit it.
+    socket.set_tcp_nodelay(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+struct Thread<'a> {
+    listener: TcpListener,
+    shared: &'a Shared,
+    events: EventLoop,
+    sessions: Slab<Session>,
+    /// Sessions that can go on at once, whatever epoll tells.
+    ready: VecDeque<usize>,
+    replies: BTreeMap<usize, Arc<[u8]>>,
+    source: Source,
+    buffer: Vec<u8>,
+}
+
+struct Session {
+    stream: TcpStream,
+    state: State,
+    /// Of a reply, what the socket did not take yet.
+    unsent: Option<(Arc<[u8]>, usize)>,
+}
+
+enum State {
+    /// No startup packet yet, or not all of it.
+    Startup(Vec<u8>),
+    /// Messages come in.
+    Messages(Inbox),
+    /// An endless result goes out.
+    Download { offset: u64 },
+    /// What comes in is counted and thrown away.
+    Upload,
+}
+
+/// The beginning of a message, as far as it has come in. The rest does not matter.
+#[derive(Default)]
+struct Inbox {
+    head: [u8; wire::HEADER_BYTES + wire::COMMAND_BYTES],
+    have: usize,
+    /// Of the message, after its head.
+    skip: usize,
+}
+
+/// What a whole message asks for.
+enum Asked {
+    Query([u8; wire::COMMAND_BYTES]),
+    Terminate,
+    Other,
+}
+
+impl<'a> Thread<'a> {
+    fn new(listener: TcpListener, shared: &'a Shared) -> Result<Self> {
+        let events = EventLoop::new()?;
+        events.add(&listener, LISTENER)?;
+        Ok(Self {
+            listener,
+            shared,
+            events,
+            sessions: Slab::new(),
+            ready: VecDeque::new(),
+            replies: BTreeMap::new(),
+            source: Source::new()?,
+            buffer: vec![0; READ_BYTES],
+        })
+    }
+
+    fn run(mut self) -> Result<()> {
+        let mut told = Vec::new();
+        while !self.shared.over.load(Ordering::Relaxed) {
+            let until = (!self.ready.is_empty()).then(std::time::Instant::now);
+            self.events.wait(until, &mut told)?;
+            for event in &told {
+                if event.token == LISTENER {
+                    self.accept()?;
+                } else {
+                    self.serve(event.token);
+                }
+            }
+            for _ in 0..self.ready.len() {
+                if let Some(token) = self.ready.pop_front() {
+                    self.serve(token);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self) -> Result<()> {
+        loop {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
+                Err(error) => return Err(error).context("accept"),
+            };
+            stream.set_nonblocking(true)?;
+            let entry = self.sessions.vacant_entry();
+            self.events.add(&stream, entry.key())?;
+            let token = entry.key();
+            entry.insert(Session {
+                stream,
+                state: State::Startup(Vec::new()),
+                unsent: None,
+            });
+            // The startup packet is often there already.
+            self.serve(token);
+        }
+    }
+
+    /// Goes on with a session; one that has ended, or speaks otherwise, is closed.
+    fn serve(&mut self, token: usize) {
+        let Some(session) = self.sessions.get_mut(token) else {
+            return;
+        };
+        let mut tools = Tools {
+            replies: &mut self.replies,
+            source: &mut self.source,
+            buffer: &mut self.buffer,
+            uploaded: &self.shared.uploaded,
+        };
+        match session.go_on(&mut tools) {
+            Ok(true) => {
+                if !self.ready.contains(&token) {
+                    self.ready.push_back(token);
+                }
+            }
+            Ok(false) => {}
+            Err(_) => drop(self.sessions.remove(token)),
+        }
+    }
+}
+
+/// What all sessions of a thread share.
+struct Tools<'a> {
+    replies: &'a mut BTreeMap<usize, Arc<[u8]>>,
+    source: &'a mut Source,
+    buffer: &'a mut [u8],
+    uploaded: &'a AtomicU64,
+}
+
+impl Session {
+    /// Whether it can go on at once. An error ends it.
+    fn go_on(&mut self, tools: &mut Tools<'_>) -> Result<bool> {
+        self.flush()?;
+        loop {
+            match &mut self.state {
+                State::Download { offset } => {
+                    return Ok(tools.source.send(&self.stream, offset)?.more);
+                }
+                State::Upload => {
+                    let turn = discard(&self.stream)?;
+                    tools.uploaded.fetch_add(turn.bytes, Ordering::Relaxed);
+                    return Ok(turn.more);
+                }
+                State::Startup(_) | State::Messages(_) => {}
+            }
+            // A client that does not read its reply is not read from either.
+            if self.unsent.is_some() {
+                return Ok(false);
+            }
+            let bytes = match self.stream.read(tools.buffer) {
+                Ok(0) => anyhow::bail!("the client ended"),
+                Ok(bytes) => bytes,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error.into()),
+            };
+            let drained = bytes < tools.buffer.len();
+            self.take_in(&tools.buffer[..bytes], tools.replies)?;
+            let goes_on = !matches!(self.state, State::Startup(_) | State::Messages(_));
+            // A short read has emptied the socket: what comes later is told again.
+            if drained && !goes_on {
+                return Ok(false);
+            }
+        }
+    }
+
+    fn take_in(
+        &mut self,
+        mut bytes: &[u8],
+        replies: &mut BTreeMap<usize, Arc<[u8]>>,
+    ) -> Result<()> {
+        if let State::Startup(packet) = &mut self.state {
+            packet.extend_from_slice(bytes);
+            if !is_whole_startup(packet)? {
+                return Ok(());
+            }
+            self.state = State::Messages(Inbox::default());
+            return self.send(wire::welcome().into());
+        }
+        while let State::Messages(inbox) = &mut self.state
+            && !bytes.is_empty()
+        {
+            let Some(asked) = inbox.take(&mut bytes)? else {
+                break;
+            };
+            self.answer(asked, replies)?;
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, asked: Asked, replies: &mut BTreeMap<usize, Arc<[u8]>>) -> Result<()> {
+        let Asked::Query(command) = asked else {
+            anyhow::ensure!(matches!(asked, Asked::Other), "the client terminates");
+            return Ok(());
+        };
+        if let Some(bytes) = wire::reply_bytes(&command) {
+            let reply = replies.entry(bytes);
+            let reply = Arc::clone(reply.or_insert_with(|| wire::reply(bytes).into()));
+            return self.send(reply);
+        }
+        if command == wire::DOWNLOAD.as_bytes() {
+            self.send(wire::copy_begins(b'H').into())?;
+            self.state = State::Download { offset: 0 };
+        } else if command == wire::UPLOAD.as_bytes() {
+            self.send(wire::copy_begins(b'G').into())?;
+            self.state = State::Upload;
+        } else {
+            // Such as a pool's `DISCARD ALL`.
+            self.send(wire::done().into())?;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, bytes: Arc<[u8]>) -> Result<()> {
+        anyhow::ensure!(
+            self.unsent.is_none(),
+            "the client does not wait for answers"
+        );
+        self.unsent = Some((bytes, 0));
+        self.flush()
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        while let Some((bytes, sent)) = &mut self.unsent {
+            match self.stream.write(&bytes[*sent..]) {
+                Ok(written) => *sent += written,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+            if *sent == bytes.len() {
+                self.unsent = None;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Inbox {
+    /// Takes bytes up to the end of a message; `None`: it has not ended yet.
+    fn take(&mut self, bytes: &mut &[u8]) -> Result<Option<Asked>> {
+        if self.skip == 0 {
+            self.fill(bytes, wire::HEADER_BYTES);
+            if self.have < wire::HEADER_BYTES {
+                return Ok(None);
+            }
+            let head = self.head_bytes()?;
+            self.fill(bytes, head);
+            if self.have < head {
+                return Ok(None);
+            }
+            self.skip = self.message_bytes()? - head;
+        }
+        let skipped = self.skip.min(bytes.len());
+        *bytes = &bytes[skipped..];
+        self.skip -= skipped;
+        if self.skip > 0 {
+            return Ok(None);
+        }
+        let whole = std::mem::take(self);
+        let (header, command) = whole.head.split_at(wire::HEADER_BYTES);
+        Ok(Some(match header[0] {
+            b'Q' => Asked::Query(command.try_into()?),
+            b'X' => Asked::Terminate,
+            _ => Asked::Other,
+        }))
+    }
+
+    fn fill(&mut self, bytes: &mut &[u8], until: usize) {
+        let taken = until.saturating_sub(self.have).min(bytes.len());
+        let (head, rest) = bytes.split_at(taken);
+        self.head[self.have..self.have + taken].copy_from_slice(head);
+        self.have += taken;
+        *bytes = rest;
+    }
+
+    fn message_bytes(&self) -> Result<usize> {
+        let (header, _) = self.head.split_first_chunk().context("no header")?;
+        wire::message_bytes(header).context("a message shorter than its header")
+    }
+
+    fn head_bytes(&self) -> Result<usize> {
+        Ok(self.message_bytes()?.min(self.head.len()))
+    }
+}
+
+fn is_whole_startup(packet: &[u8]) -> Result<bool> {
+    let Some((length, _)) = packet.split_first_chunk() else {
+        return Ok(false);
+    };
+    let length = usize::try_from(u32::from_be_bytes(*length))?;
+    anyhow::ensure!(
+        (8..=STARTUP_BYTES_MAX).contains(&length) && packet.len() <= length,
+        "no startup packet"
+    );
+    Ok(packet.len() == length)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::load::session;
+
+    #[test]
+    fn a_message_in_parts_is_one_message() {
+        let mut whole = wire::request(64, 200);
+        whole.extend(wire::query("select 1"));
+        for cut in 1..whole.len() {
+            let mut inbox = Inbox::default();
+            let mut asked = Vec::new();
+            for mut part in [&whole[..cut], &whole[cut..]] {
+                while let Some(Asked::Query(command)) = inbox.take(&mut part).unwrap() {
+                    asked.push(wire::reply_bytes(&command));
+                }
+                assert!(part.is_empty());
+            }
+            assert_eq!(asked, [Some(200), None], "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn it_lets_in_and_answers() {
+        let backend = Backend::start(Ipv4Addr::LOCALHOST.into(), &Place::default()).unwrap();
+        let mut session = session::open(backend.address).unwrap();
+        session.set_nonblocking(false).unwrap();
+        for (bytes, reply_bytes) in [(64, 200), (65536, 100_000)] {
+            session
+                .write_all(&wire::request(bytes, reply_bytes))
+                .unwrap();
+            let mut reply = vec![0; reply_bytes];
+            session.read_exact(&mut reply).unwrap();
+            assert_eq!(reply, wire::reply(reply_bytes));
+        }
+        session.write_all(&wire::query(wire::UPLOAD)).unwrap();
+        let mut begins = [0; 8];
+        session.read_exact(&mut begins).unwrap();
+        session.write_all(&[7; 12345]).unwrap();
+        while backend.uploaded() < 12345 {
+            std::thread::yield_now();
+        }
+        assert_eq!(backend.uploaded(), 12345);
+    }
+}

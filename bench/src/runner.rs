@@ -1,0 +1,292 @@
+//! Every point of every scenario, on every way to the server, round by round.
+//!
+//! The ways take turns within each round, and each round begins with another
+//! one, so that a machine that grows slower in time favours nobody. A proxy is
+//! started for each run and ended after it: none profits from what another run
+//! left, and no idle one takes part.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use anyhow::{Context, Result};
+use hdrhistogram::Histogram;
+
+use crate::backend::Backend;
+use crate::host::interrupt;
+use crate::load::crew::Place;
+use crate::load::pace::Pace;
+use crate::measure::window::{Watch, Who, Window};
+use crate::peer::{Job, Kind, Peer, Proxy, Role};
+use crate::report::histogram::latencies;
+use crate::report::model::{PathReport, Placement, PointReport, Run};
+use crate::scenario::{Plan, Point, Server, Stage};
+
+/// A CPU that is busier than this holds the rate down.
+const BUSY: f64 = 0.9;
+
+/// What all runs have in common.
+pub struct Runner {
+    /// How every load is run.
+    pub plan: Plan,
+    /// Who is bound to which CPUs.
+    pub placement: Placement,
+    /// The ways that are there.
+    pub peers: Vec<Peer>,
+    /// gate with its kernel plane, and without.
+    pub planes: Vec<Peer>,
+    /// The bench's own server.
+    pub backend: Backend,
+    /// A real one.
+    pub postgres: Option<Postgres>,
+    /// Rounds of each point.
+    pub rounds: u32,
+    /// Runs thrown away at most for each that is kept.
+    pub repeats: u32,
+    /// Of one CPU, that others may take.
+    pub disturbed_above: f64,
+    /// Command lines of each peer, one for each role.
+    pub commands: BTreeMap<String, BTreeMap<String, String>>,
+}
+
+/// A PostgreSQL that runs already.
+#[derive(Clone, Copy, Debug)]
+pub struct Postgres {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Its first process, if its CPU time is to be read.
+    pub pid: Option<u32>,
+}
+
+/// A point's figures, and the latencies of each of its paths.
+pub struct Done {
+    /// The figures.
+    pub report: PointReport,
+    /// Of each path, over all rounds, in the report's order.
+    pub latencies: Vec<Option<Histogram<u64>>>,
+}
+
+impl Runner {
+    /// Runs every round of a point.
+    ///
+    /// # Errors
+    /// A signal came. A way that fails is left out, and the report says why.
+    pub fn run(&mut self, scenario: &str, point: &Point) -> Result<Done> {
+        let peers = if point.planes {
+            &self.planes
+        } else {
+            &self.peers
+        };
+        let peers = peers.clone();
+        let mut paths: Vec<(PathReport, Option<Histogram<u64>>)> = peers
+            .iter()
+            .map(|peer| {
+                let path = PathReport {
+                    peer: peer.name.clone(),
+                    left_out: self.reason_against(peer, point),
+                    ..PathReport::default()
+                };
+                (path, None)
+            })
+            .collect();
+        for round in 0..self.rounds {
+            for turn in 0..peers.len() {
+                let index = (turn + round as usize) % peers.len();
+                let (peer, (path, latency)) = (&peers[index], &mut paths[index]);
+                if path.left_out.is_some() {
+                    continue;
+                }
+                interrupt::check()?;
+                match self.run_undisturbed(round, peer, point) {
+                    Ok((run, measured)) => {
+                        eprintln!("{}", progress(scenario, point, &peer.name, &run));
+                        path.runs.push(run);
+                        if let Some(measured) = measured {
+                            let all = latency.get_or_insert(latencies()?);
+                            all.add(measured)?;
+                        }
+                    }
+                    Err(error) => {
+                        interrupt::check()?;
+                        eprintln!("{scenario} | {} | {}: {error:#}", point.name, peer.name);
+                        path.left_out = Some(format!("failed in round {}: {error:#}", round + 1));
+                    }
+                }
+            }
+        }
+        let (paths, latencies) = paths.into_iter().unzip();
+        let report = PointReport {
+            name: point.name.clone(),
+            about: point.about.clone(),
+            measures: point.measures.clone(),
+            paths,
+        };
+        Ok(Done { report, latencies })
+    }
+
+    /// Why a way cannot be measured under a load.
+    fn reason_against(&self, peer: &Peer, point: &Point) -> Option<String> {
+        let direct = peer.kind == Kind::Direct;
+        let needs = match point.server {
+            Server::Backend => false,
+            Server::Postgres => true,
+            Server::PostgresIfDirect => direct,
+        };
+        if needs && self.postgres.is_none() {
+            return Some("needs a PostgreSQL: --postgres".to_owned());
+        }
+        if direct && point.role == Role::RefusePolitely {
+            // PostgreSQL refuses by itself.
+            return None;
+        }
+        peer.cannot(point.role).map(str::to_owned)
+    }
+
+    fn run_undisturbed(
+        &mut self,
+        round: u32,
+        peer: &Peer,
+        point: &Point,
+    ) -> Result<(Run, Option<Histogram<u64>>)> {
+        let mut repeated = 0;
+        loop {
+            let (mut run, latency) = self.run_once(round, peer, point)?;
+            if let Some(what) = &run.disturbed
+                && repeated < self.repeats
+            {
+                eprintln!("again, because {what}");
+                repeated += 1;
+                continue;
+            }
+            run.repeated = repeated;
+            return Ok((run, latency));
+        }
+    }
+
+    fn run_once(
+        &mut self,
+        round: u32,
+        peer: &Peer,
+        point: &Point,
+    ) -> Result<(Run, Option<Histogram<u64>>)> {
+        let proxy = self.start(peer, point)?;
+        let stage = self.stage(peer, point, &proxy);
+        let measured = (point.work)(&stage);
+        let measured = measured.with_context(|| format!("under load of {}", point.name))?;
+        let window = &measured.window;
+        let bound = point.server != Server::Postgres;
+        let run = Run {
+            round,
+            seconds: window.elapsed.as_secs_f64(),
+            values: measured.values.into_iter().collect(),
+            sides: window.report(),
+            bottleneck: self.bottleneck(point.pace, window, bound).to_owned(),
+            failed: measured.failed,
+            failure: measured.failure,
+            repeated: 0,
+            disturbed: window.disturbed.clone(),
+        };
+        Ok((run, measured.latency))
+    }
+
+    /// Starts a way to the server in the role that a point asks for.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start(&mut self, peer: &Peer, point: &Point) -> Result<Proxy> {
+        let postgres = self.postgres.map(|postgres| postgres.address);
+        let backend = match (point.server, postgres) {
+            (Server::Postgres, Some(address)) => address,
+            (Server::PostgresIfDirect, Some(address)) if peer.kind == Kind::Direct => address,
+            _ => self.backend.address,
+        };
+        let cpus = match point.server {
+            Server::Postgres => Vec::new(),
+            _ => self.placement.gate_cpus.clone(),
+        };
+        let proxy = peer.start(&Job {
+            backend,
+            listen: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            role: point.role,
+            cpus,
+            sessions: point.sessions,
+        })?;
+        if let Some(command) = &proxy.command {
+            let commands = self.commands.entry(peer.name.clone()).or_default();
+            let role = format!("{:?}", point.role);
+            commands.entry(role).or_insert_with(|| command.clone());
+        }
+        Ok(proxy)
+    }
+
+    /// What a load finds on a way to the server.
+    #[must_use]
+    pub fn stage<'a>(&'a self, peer: &Peer, point: &Point, proxy: &Proxy) -> Stage<'a> {
+        let real = point.server == Server::Postgres;
+        // Refused by PostgreSQL itself, which is in the proxy's place then.
+        let refusing = peer.kind == Kind::Direct && point.server == Server::PostgresIfDirect;
+        let postgres = self.postgres.and_then(|postgres| postgres.pid);
+        let mut sides = Vec::new();
+        if let Some(pid) = proxy.pid {
+            sides.push(("proxy", Who::Tree(pid)));
+        } else if let Some(pid) = postgres.filter(|_| refusing) {
+            sides.push(("proxy", Who::TreeApart(pid)));
+        }
+        if real {
+            sides.push(("load", Who::EndedChildren));
+            sides.extend(postgres.map(|pid| ("backend", Who::TreeApart(pid))));
+        } else {
+            sides.push(("load", Who::Threads("load-")));
+            sides.push(("backend", Who::Threads("backend-")));
+        }
+        Stage {
+            target: proxy.address,
+            proxy: proxy.pid,
+            backend: &self.backend,
+            place: if real {
+                Place::default()
+            } else {
+                Place {
+                    cpus: self.placement.load_cpus.clone(),
+                }
+            },
+            watch: Watch::new(sides, self.disturbed_above),
+            plan: &self.plan,
+        }
+    }
+
+    /// Who held the rate down.
+    fn bottleneck(&self, pace: Pace, window: &Window, bound: bool) -> &'static str {
+        let elapsed = window.elapsed.as_secs_f64();
+        let cpus = |name: &str| window.cpu(name).as_secs_f64() / elapsed;
+        let ends = cpus("load") + cpus("backend");
+        let (gate, load) = (&self.placement.gate_cpus, &self.placement.load_cpus);
+        if !bound || gate.is_empty() {
+            let all = std::thread::available_parallelism().map_or(1, usize::from);
+            let busy = ends + cpus("proxy") > all as f64 * BUSY;
+            return if busy { "all CPUs" } else { "nobody" };
+        }
+        if ends > load.len() as f64 * BUSY {
+            "load"
+        } else if pace != Pace::Closed {
+            "schedule"
+        } else if cpus("proxy") > gate.len() as f64 * BUSY {
+            "proxy"
+        } else {
+            "nobody"
+        }
+    }
+}
+
+fn progress(scenario: &str, point: &Point, peer: &str, run: &Run) -> String {
+    let figures = point.measures.iter().take(3).filter_map(|measure| {
+        let value = run.values.get(&measure.key)?;
+        Some(format!("{} {value:.4} {}", measure.label, measure.unit))
+    });
+    format!(
+        "{scenario} | {} | round {} | {peer}: {}; held down by {}",
+        point.name,
+        run.round + 1,
+        figures.collect::<Vec<_>>().join(", "),
+        run.bottleneck
+    )
+}

@@ -1,0 +1,85 @@
+//! What the kernel programs cost: gate with its kernel plane beside gate without.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use aya::programs::loaded_programs;
+use aya::sys::{Stats, enable_stats};
+
+use super::{Measured, Plan, Point, Stage, connect, measure, relay, storm};
+use crate::load::pace::Pace;
+use crate::report::model::Better;
+
+/// gate's programs begin so (`gate_sockops`, `gate_admit`, ...).
+const PREFIX: &str = "gate_";
+
+pub fn points(_: &Plan) -> Vec<Point> {
+    let loads = [
+        storm::polite(Pace::Closed),
+        connect::point(Pace::Closed),
+        relay::point(64, 16, Pace::Closed),
+    ];
+    let mut points = Vec::new();
+    for mut point in loads {
+        let work = point.work;
+        point.work = Box::new(move |stage| run(stage, &work));
+        point.planes = true;
+        // Nothing of PostgreSQL's in it.
+        point.server = super::Server::Backend;
+        point.name = format!("planes: {}", point.name);
+        for (key, label) in [("bpf_ns", "kernel programs"), ("bpf_runs", "their runs")] {
+            let unit = if key == "bpf_ns" {
+                "ns/unit"
+            } else {
+                "runs/unit"
+            };
+            point
+                .measures
+                .push(measure(key, label, unit, Better::Lower));
+        }
+        points.push(point);
+    }
+    points
+}
+
+/// The kernel counts time and runs of programs only while somebody asks it to:
+/// about 20 ns per run, which are in these figures.
+fn run(stage: &Stage<'_>, work: &super::Work) -> Result<Measured> {
+    let _counting = enable_stats(Stats::RunTime).context("kernel programs cannot be timed")?;
+    let before = runs()?;
+    let mut measured = work(stage)?;
+    let after = runs()?;
+    let (mut time, mut count) = (0, 0);
+    for (id, now) in after {
+        let then = before.get(&id).copied().unwrap_or_default();
+        time += now.0 - then.0;
+        count += now.1 - then.1;
+    }
+    // Warm-up is in these counts, so they are set against its units too.
+    let rate = measured.values.iter().find(|(key, _)| key == "rate");
+    let rate = rate.map_or(f64::NAN, |(_, rate)| *rate);
+    let whole = (stage.plan.warm_up + measured.window.elapsed).as_secs_f64();
+    let units = rate * whole;
+    measured.values.extend([
+        ("bpf_ns".to_owned(), time as f64 / units),
+        ("bpf_runs".to_owned(), count as f64 / units),
+    ]);
+    Ok(measured)
+}
+
+/// Nanoseconds and runs so far of each of gate's programs, by its number.
+fn runs() -> Result<BTreeMap<u32, (u64, u64)>> {
+    let mut runs = BTreeMap::new();
+    for program in loaded_programs() {
+        // One that is gone by now has no figures.
+        let Ok(program) = program else { continue };
+        if program
+            .name_as_str()
+            .is_some_and(|name| name.starts_with(PREFIX))
+        {
+            let time = u64::try_from(program.run_time().as_nanos())?;
+            runs.insert(program.id(), (time, program.run_count()));
+        }
+    }
+    Ok(runs)
+}

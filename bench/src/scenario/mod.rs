@@ -1,0 +1,217 @@
+//! What is measured: each scenario is a list of points, each point one load that
+//! every way to the server is put under.
+
+mod admit;
+mod bulk;
+mod connect;
+mod idle;
+mod kernel;
+mod mixed;
+mod relay;
+mod stage;
+mod stall;
+mod storm;
+
+use anyhow::Result;
+use clap::ValueEnum;
+use hdrhistogram::Histogram;
+
+use crate::load::pace::Pace;
+use crate::measure::window::Window;
+use crate::peer::Role;
+use crate::report::model::{Better, Measure};
+
+pub use stage::{Plan, Server, Stage};
+
+/// What can be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Scenario {
+    /// Refusals: per second, and CPU for each; polite (53300) and hard (reset)
+    Storm,
+    /// From connect to ReadyForQuery, for clients that come by a schedule
+    Admit,
+    /// Ping-pong at several sizes and numbers of sessions
+    Relay,
+    /// Bulk: 1 and 8 streams, both ways
+    Bulk,
+    /// Memory of user and kernel for each idle session
+    Idle,
+    /// New sessions per second
+    Connect,
+    /// What the kernel programs cost: gate with them and without
+    Kernel,
+    /// Latency of live sessions beside clients that never read
+    Stall,
+    /// pgbench through each way to a real PostgreSQL
+    Mixed,
+    /// All of these
+    All,
+}
+
+impl Scenario {
+    /// `All` resolved, in order, without repetitions.
+    #[must_use]
+    pub fn resolve(asked: &[Self]) -> Vec<Self> {
+        let every = Self::value_variants().iter().copied();
+        every
+            .filter(|one| *one != Self::All)
+            .filter(|one| asked.contains(one) || asked.contains(&Self::All))
+            .collect()
+    }
+
+    /// As the command line knows it.
+    #[must_use]
+    pub fn name(self) -> String {
+        let value = self.to_possible_value();
+        value.map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// What it shows, in one line.
+    #[must_use]
+    pub fn about(self) -> String {
+        let help = self.to_possible_value().and_then(|v| v.get_help().cloned());
+        help.map_or_else(String::new, |help| help.to_string())
+    }
+
+    /// What is measured of it.
+    #[must_use]
+    pub fn points(self, plan: &Plan) -> Vec<Point> {
+        match self {
+            Self::Storm => storm::points(plan),
+            Self::Admit => admit::points(plan),
+            Self::Relay => relay::points(plan),
+            Self::Bulk => bulk::points(),
+            Self::Idle => idle::points(plan),
+            Self::Connect => connect::points(plan),
+            Self::Kernel => kernel::points(plan),
+            Self::Stall => stall::points(plan),
+            Self::Mixed => mixed::points(plan),
+            Self::All => Vec::new(),
+        }
+    }
+}
+
+/// One load, for every way to the server.
+pub struct Point {
+    /// Short, for a heading.
+    pub name: String,
+    /// What the load does, in one line.
+    pub about: String,
+    /// What the proxy does with the clients.
+    pub role: Role,
+    /// Sessions at once, at most.
+    pub sessions: usize,
+    /// Which server stands behind the proxy.
+    pub server: Server,
+    /// Whether gate with its kernel plane stands beside gate without, instead of
+    /// the peers.
+    pub planes: bool,
+    /// The columns of the report.
+    pub measures: Vec<Measure>,
+    /// What latencies are of, if there are any.
+    pub timed: Option<&'static str>,
+    /// When the load asks.
+    pub pace: Pace,
+    /// Puts a way to the server under the load.
+    pub work: Work,
+}
+
+/// Puts a way to the server under a load.
+pub type Work = Box<dyn Fn(&Stage<'_>) -> Result<Measured>>;
+
+/// What came of a load on one way to the server.
+pub struct Measured {
+    /// By the keys of the point's measures.
+    pub values: Vec<(String, f64)>,
+    /// Who took how much of the CPUs meanwhile.
+    pub window: Window,
+    /// Nanoseconds.
+    pub latency: Option<Histogram<u64>>,
+    /// What was not done as it should be, and an example.
+    pub failed: u64,
+    /// An example of it.
+    pub failure: Option<String>,
+}
+
+impl Point {
+    /// A point of a load on the bench's own backend, relayed, asking in a closed
+    /// loop; the rest is filled in by whoever makes one.
+    fn new(name: impl Into<String>, about: impl Into<String>, work: Work) -> Self {
+        Self {
+            name: name.into(),
+            about: about.into(),
+            role: Role::Relay,
+            sessions: 64,
+            server: Server::Backend,
+            planes: false,
+            measures: Vec::new(),
+            timed: None,
+            pace: Pace::Closed,
+            work,
+        }
+    }
+}
+
+fn measure(key: &str, label: &str, unit: impl Into<String>, better: Better) -> Measure {
+    Measure {
+        key: key.to_owned(),
+        label: label.to_owned(),
+        unit: unit.into(),
+        better,
+    }
+}
+
+/// What every load that is counted in units shows.
+fn unit_measures(unit: &str) -> Vec<Measure> {
+    let unit_cpu = format!("us/{unit}");
+    vec![
+        measure("proxy_cpu", "proxy CPU", unit_cpu.clone(), Better::Lower),
+        measure("rate", "rate", format!("{unit}s/s"), Better::Higher),
+        measure("all_cpu", "CPU of all sides", unit_cpu, Better::Lower),
+    ]
+}
+
+/// The same, for a load that asks by a schedule: its rate is no result.
+fn paced_measures(unit: &str) -> Vec<Measure> {
+    let mut measures = unit_measures(unit);
+    measures.retain(|measure| measure.key != "rate");
+    measures.insert(0, measure("p99", "p99", "us", Better::Lower));
+    measures.insert(0, measure("p50", "p50", "us", Better::Lower));
+    measures
+}
+
+/// `16 B`, `4 KiB`.
+fn size(bytes: usize) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        _ => format!("{} KiB", bytes / 1024),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_is_everything_once() {
+        let all = Scenario::resolve(&[Scenario::Storm, Scenario::All]);
+        assert_eq!(all.len(), Scenario::value_variants().len() - 1);
+        assert_eq!(
+            Scenario::resolve(&[Scenario::Relay, Scenario::Storm, Scenario::Relay]),
+            [Scenario::Storm, Scenario::Relay]
+        );
+    }
+
+    #[test]
+    fn every_point_says_what_it_is_and_shows_something() {
+        let plan = Plan::default();
+        for scenario in Scenario::resolve(&[Scenario::All]) {
+            let points = scenario.points(&plan);
+            assert!(!points.is_empty(), "{scenario:?}");
+            for point in points {
+                assert!(!point.name.is_empty() && !point.about.is_empty());
+                assert!(!point.measures.is_empty(), "{}", point.name);
+            }
+        }
+    }
+}

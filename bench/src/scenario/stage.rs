@@ -1,0 +1,149 @@
+//! What a load finds when it begins, and what all loads have in common.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use super::Measured;
+use crate::backend::Backend;
+use crate::host::interrupt::pause;
+use crate::load::crew::{Crew, Place};
+use crate::load::tally::Tally;
+use crate::measure::window::{Watch, Window};
+
+/// Which server stands behind the proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// The bench's own.
+    Backend,
+    /// A real PostgreSQL; nobody is bound to CPUs then.
+    Postgres,
+    /// The bench's own behind a proxy, but PostgreSQL itself where there is none:
+    /// only it can refuse by itself.
+    PostgresIfDirect,
+}
+
+/// How every load is run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Measured time of each run.
+    pub seconds: Duration,
+    /// Time before it.
+    pub warm_up: Duration,
+    /// Per second, of loads that ask by a schedule; `None`: each its own.
+    pub rate: Option<f64>,
+    /// Clients that never read.
+    pub stalled: usize,
+    /// Numbers of idle sessions.
+    pub idle: Vec<usize>,
+    /// pgbench's program.
+    pub pgbench: String,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            seconds: Duration::from_secs(3),
+            warm_up: Duration::from_millis(500),
+            rate: None,
+            stalled: 200,
+            idle: vec![100, 1000, 9000],
+            pgbench: "pgbench".to_owned(),
+        }
+    }
+}
+
+/// A way to the server, ready to be put under a load.
+pub struct Stage<'a> {
+    /// Where clients connect.
+    pub target: SocketAddr,
+    /// The proxy's first process.
+    pub proxy: Option<u32>,
+    /// The bench's own server.
+    pub backend: &'a Backend,
+    /// Where the load's threads live.
+    pub place: Place,
+    /// Reads what the sides use.
+    pub watch: Watch,
+    /// How every load is run.
+    pub plan: &'a Plan,
+}
+
+impl Stage<'_> {
+    /// Lets a load run: warm-up, then the measured time.
+    ///
+    /// # Errors
+    /// The load failed, or a side of it is gone, or a signal came.
+    pub fn run(&self, crew: Crew) -> Result<(Tally, Window)> {
+        let (tally, window, _) = self.run_counting(crew, || 0)?;
+        Ok((tally, window))
+    }
+
+    /// The same; also returns how far a counter went in the measured time.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn run_counting(
+        &self,
+        crew: Crew,
+        counter: impl Fn() -> u64,
+    ) -> Result<(Tally, Window, u64)> {
+        pause(self.plan.warm_up)?;
+        let before = self.watch.snapshot()?;
+        let counted = counter();
+        crew.phase().measure();
+        pause(self.plan.seconds)?;
+        let counted = counter() - counted;
+        let lost_one = crew.has_lost_one();
+        let after = self.watch.snapshot();
+        let tally = crew.end()?;
+        if lost_one {
+            bail!("a thread of the load ended early");
+        }
+        Ok((tally, self.watch.window(&before, &after?), counted))
+    }
+
+    /// Lets a load run that is counted in units, and reckons what each cost.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run); or nothing was done.
+    pub fn run_units(&self, crew: Crew) -> Result<Measured> {
+        let (tally, window) = self.run(crew)?;
+        let count = tally.count();
+        if count == 0 {
+            bail!(
+                "nothing was done in time; {}",
+                tally.failure.as_deref().unwrap_or("no answer came")
+            );
+        }
+        let values = unit_values(count, &window);
+        let percentile =
+            |at| Duration::from_nanos(tally.latency.value_at_percentile(at)).as_secs_f64() * 1e6;
+        let latencies = [("p50", 50.0), ("p99", 99.0)];
+        let latencies = latencies.map(|(key, at)| (key.to_owned(), percentile(at)));
+        Ok(Measured {
+            values: values.into_iter().chain(latencies).collect(),
+            window,
+            failed: tally.failed + tally.unfinished,
+            failure: tally.failure.or_else(|| {
+                (tally.unfinished > 0).then(|| "due, but not done in the end".to_owned())
+            }),
+            latency: Some(tally.latency),
+        })
+    }
+}
+
+/// Rate, and CPU for each unit.
+pub fn unit_values(count: u64, window: &Window) -> Vec<(String, f64)> {
+    let each = |time: Duration| time.as_secs_f64() * 1e6 / count as f64;
+    let all = window.sides.iter().map(|(_, used)| used.cpu).sum();
+    vec![
+        (
+            "rate".to_owned(),
+            count as f64 / window.elapsed.as_secs_f64(),
+        ),
+        ("proxy_cpu".to_owned(), each(window.cpu("proxy"))),
+        ("all_cpu".to_owned(), each(all)),
+    ]
+}
