@@ -9,9 +9,9 @@ const CANCEL_REQUEST: u32 = 80_877_102;
 
 /// The answer to an encryption request: no.
 pub const NOT_SUPPORTED: &[u8] = b"N";
-/// An ErrorResponse, as of PostgreSQL at max_connections.
-pub const REFUSAL: &[u8] = b"E\0\0\0\x45SFATAL\0VFATAL\0C53300\0Msorry, too many clients already\0\
-Rbench_refuse\0\0";
+/// An ErrorResponse: what gate says to whom it has no room for.
+pub const REFUSAL: &[u8] =
+    b"E\0\0\0\x3bSFATAL\0VFATAL\0C53300\0Msorry, too many clients already\0\0";
 
 /// What the first bytes of a client amount to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

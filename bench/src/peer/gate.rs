@@ -36,7 +36,7 @@ pub fn start(program: &Path, kernel: &str, job: &Job) -> Result<Proxy> {
         return start_full(program, job);
     }
     launch::start("gate", job, |job, address, scratch| {
-        command(program, kernel, job.backend, job, address, scratch)
+        command(program, kernel, job, address, scratch)
     })
 }
 
@@ -47,9 +47,12 @@ pub fn start(program: &Path, kernel: &str, job: &Job) -> Result<Proxy> {
 /// a cancel stays for as long as the server takes, and this server never answers.
 fn start_full(program: &Path, job: &Job) -> Result<Proxy> {
     let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let backend = server.local_addr()?;
-    let (mut proxy, mut first) = launch::start_held("gate", job, |job, address, scratch| {
-        command(program, "required", backend, job, address, scratch)
+    let job = Job {
+        backend: server.local_addr()?,
+        ..job.clone()
+    };
+    let (mut proxy, mut first) = launch::start_held("gate", &job, |job, address, scratch| {
+        command(program, "required", job, address, scratch)
     })?;
     first.write_all(&CANCEL_REQUEST)?;
     let address = proxy.address;
@@ -64,7 +67,6 @@ fn start_full(program: &Path, job: &Job) -> Result<Proxy> {
 fn command(
     program: &Path,
     kernel: &str,
-    backend: SocketAddr,
     job: &Job,
     address: SocketAddr,
     scratch: &Scratch,
@@ -75,7 +77,7 @@ fn command(
         .arg("--config")
         .arg(config)
         .args(["--listen", &address.to_string()])
-        .args(["--backend", &backend.to_string()])
+        .args(["--backend", &job.backend.to_string()])
         .args(["--workers", &job.workers().to_string()])
         .args(["--instance", scratch.name()])
         .args(["--kernel", kernel])
@@ -85,7 +87,8 @@ fn command(
     Ok(command)
 }
 
-fn config(job: &Job) -> Result<String> {
+/// gate.toml, filled in.
+pub fn config(job: &Job) -> Result<String> {
     let (ceiling, headroom) = match job.role {
         Role::RefuseHard => ("\"none\"", "1"),
         Role::Relay | Role::RefusePolitely => ("\"auto\"", "\"auto\""),

@@ -40,7 +40,8 @@ pub fn command(job: &Job, address: SocketAddr, scratch: &Scratch) -> Result<Comm
     Ok(command)
 }
 
-fn config(job: &Job, address: SocketAddr) -> Result<String> {
+/// haproxy.cfg, filled in.
+pub fn config(job: &Job, address: SocketAddr) -> Result<String> {
     let mut cpu_map = String::new();
     for (thread, cpu) in (1..).zip(&job.cpus) {
         write!(cpu_map, "\n    cpu-map 1/{thread} {cpu}")?;

@@ -18,8 +18,9 @@ use super::{Job, Proxy};
 pub const READY_WITHIN: Duration = Duration::from_secs(15);
 /// How often to look.
 pub const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// Descriptors that a proxy needs besides those of sessions.
-const OWN_DESCRIPTORS: u64 = 128;
+/// Descriptors that a proxy needs besides those of sessions; HAProxy, with its
+/// pipes, needs the most.
+const OWN_DESCRIPTORS: u64 = 512;
 const LOG: &str = "log";
 
 /// Starts a proxy by the command that `prepare` makes, for a listening address
@@ -154,17 +155,7 @@ fn shown(command: &Command, job: &Job, address: SocketAddr, scratch: &Scratch) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peer::Role;
-
-    fn job() -> Job {
-        Job {
-            backend: "127.0.0.1:5432".parse().unwrap(),
-            listen: [127, 0, 0, 1].into(),
-            role: Role::Relay,
-            cpus: Vec::new(),
-            sessions: 10,
-        }
-    }
+    use crate::peer::tests::job;
 
     #[test]
     fn commands_are_shown_alike_at_each_start() {

@@ -227,6 +227,75 @@ impl Job {
 mod tests {
     use super::*;
 
+    pub fn job() -> Job {
+        Job {
+            backend: "127.0.0.1:5432".parse().unwrap(),
+            listen: [127, 0, 0, 1].into(),
+            role: Role::Relay,
+            cpus: Vec::new(),
+            sessions: 10,
+        }
+    }
+
+    /// The configurations of one role, by peer, without comments.
+    fn configs(role: Role, cpus: &[usize]) -> [String; 4] {
+        let cpus = cpus.to_vec();
+        let job = Job {
+            role,
+            cpus,
+            ..job()
+        };
+        let (address, file) = ("[::1]:7777".parse().unwrap(), Path::new("/a/file"));
+        let configs = [
+            gate::config(&job),
+            haproxy::config(&job, address),
+            pgbouncer::config(&job, address, file),
+            nginx::config(&job, address, file),
+        ];
+        configs.map(|text| {
+            let text = text.unwrap();
+            let lines = text.lines().map(str::trim);
+            let lines = lines.filter(|line| !line.starts_with(['#', ';']) && !line.is_empty());
+            lines.collect::<Vec<_>>().join("\n")
+        })
+    }
+
+    #[test]
+    fn templates_fit_and_differ_by_role_and_cpus() {
+        let relay = configs(Role::Relay, &[]);
+        let bound = configs(Role::Relay, &[1, 3]);
+        let polite = configs(Role::RefusePolitely, &[]);
+        let hard = configs(Role::RefuseHard, &[]);
+        let [gate, haproxy, pgbouncer, nginx] = &relay;
+        for (config, setting) in [
+            (gate, "max_connections = 74"),
+            (gate, "pin = \"none\""),
+            (haproxy, "bind [::1]:7777 backlog 4096"),
+            (haproxy, "maxconn 74"),
+            (pgbouncer, "listen_addr = ::1\nlisten_port = 7777"),
+            (pgbouncer, "max_client_conn = 74\ndefault_pool_size = 74"),
+            (nginx, "listen [::1]:7777 reuseport"),
+            (nginx, "load_module /a/file;"),
+            (&bound[0], "pin = \"cpus\""),
+            (&bound[1], "nbthread 2\ncpu-map 1/1 1\ncpu-map 1/2 3"),
+            (
+                &bound[3],
+                "worker_processes 2;\nworker_cpu_affinity 10 1000;",
+            ),
+            (&polite[0], "[limits.user]\nrefused = \"none\""),
+            (&polite[2], "max_client_conn = 0"),
+            (&hard[0], "ceiling = \"none\"\nover_headroom = 1"),
+            (&hard[1], "tcp-request connection reject"),
+            (&hard[3], "deny all;"),
+        ] {
+            assert!(config.contains(setting), "no {setting:?} in:\n{config}");
+        }
+        let all = relay.concat();
+        for setting in ["reject", "deny", "refused", "cpu-map", "affinity"] {
+            assert!(!all.contains(setting), "{setting:?} in:\n{all}");
+        }
+    }
+
     #[test]
     fn peers_are_found_by_name_or_the_names_are_listed() {
         let gate = Path::new("gate");

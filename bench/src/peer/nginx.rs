@@ -52,7 +52,8 @@ pub fn command(job: &Job, address: SocketAddr, scratch: &Scratch) -> Result<Comm
     Ok(command)
 }
 
-fn config(job: &Job, address: SocketAddr, module: &Path) -> Result<String> {
+/// nginx.conf, filled in.
+pub fn config(job: &Job, address: SocketAddr, module: &Path) -> Result<String> {
     let refuse = match job.role {
         Role::RefuseHard => "deny all;",
         Role::Relay | Role::RefusePolitely => "",

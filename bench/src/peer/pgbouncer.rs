@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::Result;
@@ -40,11 +41,24 @@ pub fn command(job: &Job, address: SocketAddr, scratch: &Scratch) -> Result<Comm
         .map(|user| format!("\"{user}\" \"\"\n"))
         .collect();
     let users = scratch.write("users.txt", &users)?;
+    let config = scratch.write("pgbouncer.ini", &config(job, address, &users)?)?;
+    let mut command = Command::new(program::find("pgbouncer", "pgbouncer")?);
+    command.arg(config);
+    if geteuid().is_root() {
+        // Not by its own setting `user`: who changes the user of a running
+        // process is not told any more when its parent dies.
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    Ok(command)
+}
+
+/// pgbouncer.ini, filled in.
+pub fn config(job: &Job, address: SocketAddr, users: &Path) -> Result<String> {
     let clients = match job.role {
         Role::RefusePolitely => 0,
         Role::Relay | Role::RefuseHard => job.sessions_max(),
     };
-    let config = template::fill(
+    template::fill(
         CONFIG,
         &[
             ("listen_address", address.ip().to_string()),
@@ -55,14 +69,5 @@ pub fn command(job: &Job, address: SocketAddr, scratch: &Scratch) -> Result<Comm
             ("clients", clients.to_string()),
             ("sessions", job.sessions_max().to_string()),
         ],
-    )?;
-    let config = scratch.write("pgbouncer.ini", &config)?;
-    let mut command = Command::new(program::find("pgbouncer", "pgbouncer")?);
-    command.arg(config);
-    if geteuid().is_root() {
-        // Not by its own setting `user`: who changes the user of a running
-        // process is not told any more when its parent dies.
-        command.uid(NOBODY).gid(NOBODY);
-    }
-    Ok(command)
+    )
 }
