@@ -8,6 +8,7 @@
 //! | [`scenario`] | what is measured: one file each |
 //! | [`load`] | load generators: an epoll loop per CPU, open and closed loops |
 //! | [`backend`] | a server that costs as little as it can |
+//! | [`baseline`] | two small relays to compare the engine with |
 //! | [`wire`] | the little of the PostgreSQL protocol that both speak |
 //! | [`peer`] | the ways to the server: gate, its peers, none |
 //! | [`measure`] | CPU, run-queue delay, memory, what disturbed a run |
@@ -16,6 +17,7 @@
 //! | [`stats`] | medians and paired ratios |
 
 mod backend;
+mod baseline;
 mod host;
 mod load;
 mod measure;
@@ -45,11 +47,13 @@ struct Line {
 #[derive(Subcommand)]
 enum Task {
     Run(options::Options),
+    Baseline(baseline::Options),
 }
 
 fn main() -> ExitCode {
     let result = match Line::parse().task {
         Task::Run(options) => run::run(&options),
+        Task::Baseline(options) => baseline::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

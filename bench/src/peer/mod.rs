@@ -1,11 +1,29 @@
 //! The ways from client to server that a comparison measures.
+//!
+//! Every proxy is started for one measurement, in the foreground, with one
+//! worker for each CPU, and is ended when its [`Proxy`] is dropped.
 
+mod baseline;
 mod child;
+mod direct;
+mod gate;
+mod haproxy;
+mod launch;
+mod nginx;
+mod pgbouncer;
+mod program;
+mod scratch;
+mod template;
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
+
+use crate::baseline::Runtime;
+use child::Child;
+use scratch::Scratch;
 
 /// A way to the server that was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,7 +67,8 @@ pub struct Job {
     pub listen: IpAddr,
     /// What it does with clients.
     pub role: Role,
-    /// The CPUs that it is bound to; empty: not bound.
+    /// The CPUs that it is bound to, with one worker pinned to each; empty: not
+    /// bound, and as many unpinned workers as there are CPUs.
     pub cpus: Vec<usize>,
     /// As many sessions at once must be possible.
     pub sessions: usize,
@@ -72,30 +91,100 @@ pub enum Role {
 pub const REFUSED_USER: &str = "refused";
 
 /// A proxy that accepts connections; ends when dropped.
+#[derive(Debug)]
 pub struct Proxy {
     /// Where it listens.
     pub address: SocketAddr,
     /// Its first process; others are its descendants. `None`: there is no proxy.
     pub pid: Option<u32>,
-    /// How it was started, as one would type it.
+    /// How it was started, as one would type it, with `$LISTEN`, `$BACKEND` and
+    /// `$DIR` in place of what is another one at each start.
     pub command: Option<String>,
+    // Dropped in this order: what gate leaves behind on purpose is removed after
+    // it has ended.
+    child: Option<Child>,
+    scratch: Option<Scratch>,
+    /// Sockets that keep the proxy in the state that its role needs.
+    held: Vec<OwnedFd>,
 }
 
 impl Peer {
+    /// Every way to the server, gate first.
+    #[must_use]
+    pub fn all(gate: &Path, kernel: &str) -> Vec<Self> {
+        let peer = |(name, kind): (&str, Kind)| Self {
+            name: name.to_owned(),
+            kind,
+        };
+        let gate = Self::gate("gate", gate, kernel);
+        let others = [
+            ("haproxy", Kind::Haproxy),
+            ("pgbouncer", Kind::Pgbouncer),
+            ("nginx", Kind::Nginx),
+            ("tokio", Kind::Tokio),
+            ("tokio-uring", Kind::TokioUring),
+            ("direct", Kind::Direct),
+        ];
+        std::iter::once(gate)
+            .chain(others.into_iter().map(peer))
+            .collect()
+    }
+
+    /// gate as a program of some build, under a name of its own.
+    #[must_use]
+    pub fn gate(name: &str, program: &Path, kernel: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            kind: Kind::Gate {
+                program: program.to_owned(),
+                kernel: kernel.to_owned(),
+            },
+        }
+    }
+
+    /// One of [`all`](Self::all).
+    ///
+    /// # Errors
+    /// There is none of this name; says which ones there are.
+    pub fn named(name: &str, gate: &Path, kernel: &str) -> Result<Self> {
+        let mut all = Self::all(gate, kernel);
+        match all.iter().position(|peer| peer.name == name) {
+            Some(index) => Ok(all.swap_remove(index)),
+            None => {
+                let names: Vec<_> = all.into_iter().map(|peer| peer.name).collect();
+                bail!("there is no peer {name:?}; one of {}", names.join(", "))
+            }
+        }
+    }
+
     /// What the installed program says of its version.
     ///
     /// # Errors
     /// Why it cannot be measured on this machine.
     pub fn version(&self) -> Result<String> {
-        bail!("{}: not written yet", self.name)
+        match &self.kind {
+            Kind::Direct => Ok(direct::VERSION.to_owned()),
+            Kind::Gate { program, .. } => gate::version(program),
+            Kind::Haproxy => haproxy::version(),
+            Kind::Pgbouncer => pgbouncer::version(),
+            Kind::Nginx => nginx::version(),
+            Kind::Tokio => baseline::version(Runtime::Tokio),
+            Kind::TokioUring => baseline::version(Runtime::TokioUring),
+        }
     }
 
     /// Why it cannot play a role, such as a proxy that knows no users; `None` if
     /// it can.
     #[must_use]
     pub fn cannot(&self, role: Role) -> Option<&'static str> {
-        let _ = role;
-        None
+        match &self.kind {
+            Kind::Direct => direct::cannot(role),
+            Kind::Gate { kernel, .. } => gate::cannot(role, kernel),
+            Kind::Haproxy => haproxy::cannot(role),
+            Kind::Pgbouncer => pgbouncer::cannot(role),
+            Kind::Nginx => nginx::cannot(role),
+            Kind::Tokio | Kind::TokioUring => None,
+        }
     }
 
     /// Starts it; it accepts connections when this returns.
@@ -103,6 +192,136 @@ impl Peer {
     /// # Errors
     /// It does not start, with what it said.
     pub fn start(&self, job: &Job) -> Result<Proxy> {
-        bail!("{} for {job:?}: not written yet", self.name)
+        if let Some(reason) = self.cannot(job.role) {
+            bail!("{}: {reason}", self.name);
+        }
+        match &self.kind {
+            Kind::Direct => Ok(direct::start(job)),
+            Kind::Gate { program, kernel } => gate::start(program, kernel, job),
+            Kind::Haproxy => launch::start("haproxy", job, haproxy::command),
+            Kind::Pgbouncer => launch::start("pgbouncer", job, pgbouncer::command),
+            Kind::Nginx => launch::start("nginx", job, nginx::command),
+            Kind::Tokio => baseline::start(Runtime::Tokio, job),
+            Kind::TokioUring => baseline::start(Runtime::TokioUring, job),
+        }
+    }
+}
+
+impl Job {
+    /// How many workers, threads or processes a proxy has.
+    fn workers(&self) -> usize {
+        match self.cpus.len() {
+            // Counts the CPUs that this process is allowed, as children inherit them.
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            bound => bound,
+        }
+    }
+
+    /// Sessions, with some to spare for those that are ending.
+    fn sessions_max(&self) -> usize {
+        self.sessions + 64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub fn job() -> Job {
+        Job {
+            backend: "127.0.0.1:5432".parse().unwrap(),
+            listen: [127, 0, 0, 1].into(),
+            role: Role::Relay,
+            cpus: Vec::new(),
+            sessions: 10,
+        }
+    }
+
+    /// The configurations of one role, by peer, without comments.
+    fn configs(role: Role, cpus: &[usize]) -> [String; 4] {
+        let cpus = cpus.to_vec();
+        let job = Job {
+            role,
+            cpus,
+            ..job()
+        };
+        let (address, file) = ("[::1]:7777".parse().unwrap(), Path::new("/a/file"));
+        let configs = [
+            gate::config(&job),
+            haproxy::config(&job, address),
+            pgbouncer::config(&job, address, file),
+            nginx::config(&job, address, file),
+        ];
+        configs.map(|text| {
+            let text = text.unwrap();
+            let lines = text.lines().map(str::trim);
+            let lines = lines.filter(|line| !line.starts_with(['#', ';']) && !line.is_empty());
+            lines.collect::<Vec<_>>().join("\n")
+        })
+    }
+
+    #[test]
+    fn templates_fit_and_differ_by_role_and_cpus() {
+        let relay = configs(Role::Relay, &[]);
+        let bound = configs(Role::Relay, &[1, 3]);
+        let polite = configs(Role::RefusePolitely, &[]);
+        let hard = configs(Role::RefuseHard, &[]);
+        let [gate, haproxy, pgbouncer, nginx] = &relay;
+        for (config, setting) in [
+            (gate, "max_connections = 74"),
+            (gate, "pin = \"none\""),
+            (haproxy, "bind [::1]:7777 backlog 4096"),
+            (haproxy, "maxconn 74"),
+            (pgbouncer, "listen_addr = ::1\nlisten_port = 7777"),
+            (pgbouncer, "max_client_conn = 74\ndefault_pool_size = 74"),
+            (nginx, "listen [::1]:7777 reuseport"),
+            (nginx, "load_module /a/file;"),
+            (&bound[0], "pin = \"cpus\""),
+            (&bound[1], "nbthread 2\ncpu-map 1/1 1\ncpu-map 1/2 3"),
+            (
+                &bound[3],
+                "worker_processes 2;\nworker_cpu_affinity 10 1000;",
+            ),
+            (&polite[0], "[limits.user]\nrefused = \"none\""),
+            (&polite[2], "max_client_conn = 0"),
+            (&hard[0], "ceiling = \"none\"\nover_headroom = 1"),
+            (&hard[1], "tcp-request connection reject"),
+            (&hard[3], "deny all;"),
+        ] {
+            assert!(config.contains(setting), "no {setting:?} in:\n{config}");
+        }
+        let all = relay.concat();
+        for setting in ["reject", "deny", "refused", "cpu-map", "affinity"] {
+            assert!(!all.contains(setting), "{setting:?} in:\n{all}");
+        }
+    }
+
+    #[test]
+    fn peers_are_found_by_name_or_the_names_are_listed() {
+        let gate = Path::new("gate");
+        for peer in Peer::all(gate, "auto") {
+            assert_eq!(Peer::named(&peer.name, gate, "auto").unwrap(), peer);
+        }
+        let error = Peer::named("haprox", gate, "auto").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "there is no peer \"haprox\"; one of gate, haproxy, pgbouncer, nginx, tokio, \
+             tokio-uring, direct"
+        );
+    }
+
+    #[test]
+    fn only_who_can_refuse_hard_is_asked_to() {
+        let able = |kernel: &str| -> Vec<String> {
+            Peer::all(Path::new("gate"), kernel)
+                .into_iter()
+                .filter(|peer| peer.cannot(Role::RefuseHard).is_none())
+                .map(|peer| peer.name)
+                .collect()
+        };
+        let always = ["haproxy", "nginx", "tokio", "tokio-uring"];
+        assert_eq!(able("off"), always);
+        assert_eq!(able("auto")[0], "gate");
+        assert_eq!(able("auto")[1..], always);
     }
 }
