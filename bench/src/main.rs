@@ -47,12 +47,14 @@ struct Line {
 #[derive(Subcommand)]
 enum Task {
     Run(options::Options),
+    Report(report::Options),
     Baseline(baseline::Options),
 }
 
 fn main() -> ExitCode {
     let result = match Line::parse().task {
         Task::Run(options) => run::run(&options),
+        Task::Report(options) => report::run(&options),
         Task::Baseline(options) => baseline::run(&options),
     };
     match result {

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
@@ -17,7 +18,7 @@ use crate::load::crew::Place;
 use crate::load::pace::Pace;
 use crate::measure::window::{Watch, Who, Window};
 use crate::peer::{Job, Kind, Peer, Proxy, Role};
-use crate::report::histogram::latencies;
+use crate::report::histogram::Interval;
 use crate::report::model::{PathReport, Placement, PointReport, Run};
 use crate::scenario::{Plan, Point, Server, Stage};
 
@@ -61,8 +62,8 @@ pub struct Postgres {
 pub struct Done {
     /// The figures.
     pub report: PointReport,
-    /// Of each path, over all rounds, in the report's order.
-    pub latencies: Vec<Option<Histogram<u64>>>,
+    /// Of each path, one for each round, in the report's order.
+    pub latencies: Vec<Vec<Interval>>,
 }
 
 impl Runner {
@@ -77,7 +78,7 @@ impl Runner {
             &self.peers
         };
         let peers = peers.clone();
-        let mut paths: Vec<(PathReport, Option<Histogram<u64>>)> = peers
+        let mut paths: Vec<(PathReport, Vec<Interval>)> = peers
             .iter()
             .map(|peer| {
                 let path = PathReport {
@@ -85,25 +86,28 @@ impl Runner {
                     left_out: self.reason_against(peer, point),
                     ..PathReport::default()
                 };
-                (path, None)
+                (path, Vec::new())
             })
             .collect();
         for round in 0..self.rounds {
             for turn in 0..peers.len() {
                 let index = (turn + round as usize) % peers.len();
-                let (peer, (path, latency)) = (&peers[index], &mut paths[index]);
+                let (peer, (path, intervals)) = (&peers[index], &mut paths[index]);
                 if path.left_out.is_some() {
                     continue;
                 }
                 interrupt::check()?;
                 match self.run_undisturbed(round, peer, point) {
-                    Ok((run, measured)) => {
+                    Ok((run, latency)) => {
                         eprintln!("{}", progress(scenario, point, &peer.name, &run));
+                        let duration = Duration::from_secs_f64(run.seconds);
+                        intervals.extend(latency.map(|histogram| Interval {
+                            tag: format!("{}/{}", peer.name, round + 1),
+                            start: SystemTime::now() - duration,
+                            duration,
+                            histogram,
+                        }));
                         path.runs.push(run);
-                        if let Some(measured) = measured {
-                            let all = latency.get_or_insert(latencies()?);
-                            all.add(measured)?;
-                        }
                     }
                     Err(error) => {
                         interrupt::check()?;

@@ -99,7 +99,7 @@ impl Thread {
             running: Slab::new(),
             waiting: VecDeque::new(),
             spare: Vec::new(),
-            tally: Tally::new()?,
+            tally: Tally::new(),
         })
     }
 

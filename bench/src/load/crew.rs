@@ -121,7 +121,7 @@ impl Crew {
     /// A thread failed.
     pub fn end(mut self) -> Result<Tally> {
         self.phase.end();
-        let mut all = Tally::new()?;
+        let mut all = Tally::new();
         for thread in self.threads.drain(..) {
             match thread.join() {
                 Ok(tally) => all.add(tally?)?,

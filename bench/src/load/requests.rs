@@ -90,7 +90,7 @@ impl Thread {
             sessions,
             request: wire::request(requests.bytes, requests.reply_bytes),
             requests,
-            tally: Tally::new()?,
+            tally: Tally::new(),
             buffer: vec![0; READ_BYTES],
         })
     }

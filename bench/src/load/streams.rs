@@ -55,7 +55,7 @@ pub fn start(place: &Place, target: SocketAddr, streams: usize, way: Way) -> Res
 }
 
 fn run(member: &Member, mut streams: Vec<TcpStream>, way: Way) -> Result<Tally> {
-    let mut tally = Tally::new()?;
+    let mut tally = Tally::new();
     let mut events = EventLoop::new()?;
     let mut source = Source::new()?;
     let mut offsets = vec![0; streams.len()];

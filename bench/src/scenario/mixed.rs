@@ -7,7 +7,6 @@ use anyhow::{Context, Result, bail, ensure};
 use super::stage::unit_values;
 use super::{Measured, Plan, Point, Server, Stage, measure};
 use crate::load::session::DATABASE;
-use crate::peer::shown;
 use crate::report::model::Better;
 
 const CLIENTS: usize = 16;
@@ -65,7 +64,9 @@ fn run(stage: &Stage<'_>, program: &str, words: &[&str]) -> Result<Measured> {
         .args(["-U", USER, DATABASE])
         .env_remove("PGOPTIONS")
         .stdin(Stdio::null());
-    let line = shown(&command);
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let words: Vec<_> = words.map(|word| word.to_string_lossy()).collect();
+    let line = words.join(" ");
     let before = stage.watch.snapshot()?;
     let output = command
         .output()
