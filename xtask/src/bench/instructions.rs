@@ -19,7 +19,7 @@ use crate::{child, host, sys};
 pub const BENCH: &str = "instructions";
 
 /// Where it is in a checkout.
-pub const SOURCE: &str = "gate/benches/instructions.rs";
+pub const SOURCE: &str = "gate/benches/instructions/main.rs";
 
 /// The function of that program inside of which valgrind counts.
 const COUNTED_FUNCTION: &str = "*hot_measured*";
@@ -29,7 +29,7 @@ const COUNTED_FUNCTION: &str = "*hot_measured*";
 #[command(
     name = "cargo xtask bench instructions",
     bin_name = "cargo xtask bench instructions",
-    after_help = "Runs gate/benches/instructions.rs under valgrind's callgrind and prints the \
+    after_help = "Runs gate/benches/instructions under valgrind's callgrind and prints the \
 instructions of one call\nof each function. Counts are kept under target/bench/instructions.\n\n\
 Examples:\n  cargo xtask bench instructions --save before\n  \
 cargo xtask bench instructions --baseline before"
