@@ -28,8 +28,7 @@ impl Output {
     fn within(base: &Path, now: SystemTime) -> Result<Self> {
         fs::create_dir_all(base).with_context(|| format!("cannot make {}", base.display()))?;
         let alone = lock(base)?;
-        let folder = base.join(name(now));
-        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let folder = new_folder(base, &name(now))?;
         Ok(Self {
             folder,
             _alone: alone,
@@ -84,6 +83,23 @@ fn lock(base: &Path) -> Result<File> {
     }
 }
 
+/// Two runs may begin in one second; each has a folder of its own.
+fn new_folder(base: &Path, name: &str) -> Result<PathBuf> {
+    let mut folder = base.join(name);
+    for number in 2.. {
+        match fs::create_dir(&folder) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                folder = base.join(format!("{name}-{number}"));
+            }
+            result => {
+                result.with_context(|| format!("cannot make {}", folder.display()))?;
+                break;
+            }
+        }
+    }
+    Ok(folder)
+}
+
 /// UTC, without the colons that some file systems and shells dislike: `2026-11-30T141530Z`.
 fn name(now: SystemTime) -> String {
     let time = humantime::format_rfc3339_seconds(now).to_string();
@@ -125,7 +141,8 @@ mod tests {
         assert!(!folder.exists(), "empty folders go");
         assert!(base.join("latest/report.txt").is_file());
 
-        let second = Output::within(base, at(3)).unwrap();
+        let second = Output::within(base, at(0)).unwrap();
+        assert!(second.folder.ends_with("1970-01-01T000000Z-2"));
         fs::write(second.folder.join("other.txt"), "x").unwrap();
         second.keep().unwrap();
         assert!(base.join("latest/other.txt").is_file());
