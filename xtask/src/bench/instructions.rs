@@ -61,7 +61,13 @@ pub fn main(root: &Path, words: &[OsString]) -> Result<ExitCode> {
     // What is missing is told before anything is built.
     valgrind()?;
     let baseline = match &args.baseline {
-        Some(name) => Some((name.as_str(), Counts::read(&kept(name)?)?)),
+        Some(name) => {
+            let mut counts = Counts::read(&kept(name)?)?;
+            counts
+                .0
+                .retain(|(name, _)| chosen(name, args.filter.as_deref()));
+            Some((name.as_str(), counts))
+        }
         None => None,
     };
     sys::note_signals();
@@ -114,7 +120,7 @@ impl Counts {
         let functions: Vec<_> = listed
             .lines()
             .filter_map(listed_function)
-            .filter(|(name, _)| filter.is_none_or(|filter| name.contains(filter)))
+            .filter(|(name, _)| chosen(name, filter))
             .collect();
         ensure!(!functions.is_empty(), "there is no such function");
         eprintln!(
@@ -158,6 +164,10 @@ impl Counts {
         let pairs = self.0.iter().map(|(name, count)| (name.as_str(), *count));
         pairs.collect()
     }
+}
+
+fn chosen(name: &str, filter: Option<&str>) -> bool {
+    filter.is_none_or(|filter| name.contains(filter))
 }
 
 /// A line of `--list`: a name and how many calls are counted.

@@ -43,6 +43,9 @@ impl Output {
         let (Some(base), Some(name)) = (self.folder.parent(), self.folder.file_name()) else {
             return Ok(());
         };
+        if fs::read_link(base.join("latest")).is_ok_and(|kept| kept == Path::new(name)) {
+            return Ok(());
+        }
         // A rename replaces the old link in one step.
         let new = base.join("latest.new");
         match fs::remove_file(&new) {
