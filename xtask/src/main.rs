@@ -1,10 +1,14 @@
 //! All automation of the project, as one program: `cargo xtask --help`.
 
+mod bench;
 mod bpf;
 mod check;
+mod child;
+mod cluster;
 mod fingerprint;
 mod host;
 mod run;
+mod scratch;
 mod setup;
 mod sys;
 mod test;
@@ -31,6 +35,8 @@ enum Task {
     Run(run::Args),
     /// Run every tier of tests and add them up in one last line
     Test(test::Args),
+    /// Measure gate beside its peers, two commits beside each other, or count instructions
+    Bench(bench::Args),
     /// Formatting, lints (host and BPF), documentation and the house rules
     Check(check::Args),
 }
@@ -41,6 +47,7 @@ fn main() -> ExitCode {
         Task::BuildEbpf(args) => bpf::main(&args),
         Task::Run(args) => run::main(args),
         Task::Test(args) => test::main(&args),
+        Task::Bench(args) => bench::main(args),
         Task::Check(args) => check::main(&args),
     };
     match result {

@@ -36,6 +36,16 @@ pub fn signals() -> (u32, i32) {
 /// Sends a signal to a child that has not been waited for, so its id cannot have been reused.
 pub fn send(child: &Child, signal: i32) -> io::Result<()> {
     let pid = libc::pid_t::try_from(child.id()).map_err(io::Error::other)?;
+    kill(pid, signal)
+}
+
+/// Sends a signal to the group of a child that leads one of its own and has not been waited for.
+pub fn send_group(child: &Child, signal: i32) -> io::Result<()> {
+    let pid = libc::pid_t::try_from(child.id()).map_err(io::Error::other)?;
+    kill(-pid, signal)
+}
+
+fn kill(pid: libc::pid_t, signal: i32) -> io::Result<()> {
     // SAFETY: kill takes plain numbers and touches no memory of ours.
     if unsafe { libc::kill(pid, signal) } == 0 {
         Ok(())

@@ -1,15 +1,18 @@
 //! The PostgreSQL behind gate: somebody's own, a throw-away cluster, or the built-in server.
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use super::cluster::Cluster;
-use super::leftovers::{Scratch, end_child};
 use super::{built_program, session_users};
-use crate::sys;
+use crate::cluster::Cluster;
+use crate::scratch::Scratch;
+use crate::{child, sys};
+
+/// More than the pgbench lines use, few enough to meet the server's own limit on purpose.
+/// fsync is off: nothing in there is meant to last.
+const CLUSTER_SETTINGS: [&str; 2] = ["max_connections=300", "fsync=off"];
 
 /// A backend, which ends when it is dropped if this program started it.
 pub struct Backend {
@@ -52,7 +55,8 @@ impl Backend {
 
     /// A new cluster in the scratch folder.
     pub fn cluster(scratch: &Scratch) -> Result<Self> {
-        let cluster = Cluster::start(scratch, &session_users())?;
+        let cluster = Cluster::start(scratch, &CLUSTER_SETTINGS)?;
+        fill(&cluster, &session_users())?;
         Ok(Self {
             address: Some(cluster.address()),
             description: format!(
@@ -86,10 +90,31 @@ impl Backend {
     }
 }
 
-/// A port of 127.0.0.1 that is free now.
-pub fn free_port() -> Result<u16> {
-    let probe = TcpListener::bind(("127.0.0.1", 0)).context("cannot bind on 127.0.0.1")?;
-    Ok(probe.local_addr()?.port())
+/// The roles and databases that the printed lines use: each of `users` is a superuser with a
+/// database of that name, so that `psql` without `-U` works. The pgbench tables are made in
+/// template1, so that every database has them, whatever name a client connects under.
+fn fill(cluster: &Cluster, users: &[String]) -> Result<()> {
+    cluster.make_pgbench_tables("template1", 1)?;
+    cluster.sql(
+        "template1",
+        &[
+            "grant select, insert, update, delete on all tables in schema public to public",
+            "drop database postgres",
+            "create database postgres",
+            "create role app login",
+            "create database app owner app",
+        ],
+    )?;
+    for user in users
+        .iter()
+        .filter(|user| !["postgres", "app"].contains(&user.as_str()))
+    {
+        let name = format!("\"{}\"", user.replace('"', "\"\""));
+        let role = format!("create role {name} superuser login");
+        let database = format!("create database {name} owner {name}");
+        cluster.sql("template1", &[&role, &database])?;
+    }
+    Ok(())
 }
 
 struct Builtin {
@@ -123,6 +148,6 @@ impl Builtin {
 
 impl Drop for Builtin {
     fn drop(&mut self) {
-        end_child(&mut self.child, &[sys::TERMINATE, sys::KILL]);
+        child::end(&mut self.child, &[sys::TERMINATE, sys::KILL]);
     }
 }

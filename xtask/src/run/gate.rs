@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::backend::Backend;
-use super::leftovers::{Scratch, end_child};
 use super::{Args, behind_sudo, built_program};
-use crate::{host, setup, sys};
+use crate::scratch::Scratch;
+use crate::{child, host, setup, sys};
 
 const READY_TIME_MAX: Duration = Duration::from_secs(30);
 
@@ -141,7 +141,7 @@ impl Gate {
 
 impl Drop for Gate {
     fn drop(&mut self) {
-        end_child(&mut self.child, &[sys::INTERRUPT, sys::KILL]);
+        child::end(&mut self.child, &[sys::INTERRUPT, sys::KILL]);
     }
 }
 

@@ -1,62 +1,10 @@
-//! What a run must not leave behind: processes, files, pinned maps, sockets.
+//! What a run must not leave behind of gate's own: files, pinned maps, sockets.
 
 use std::fs;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::Command;
 
-use anyhow::{Context, Result};
-
-use crate::{host, sys};
-
-/// How long a child may take to follow one signal before the next, harder one.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-/// A folder of this run alone, removed with everything in it when dropped.
-pub struct Scratch {
-    /// Its path; 0700.
-    pub path: PathBuf,
-}
-
-impl Scratch {
-    /// Makes it in the folder for temporary files.
-    pub fn new() -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("gate-run-{}", std::process::id()));
-        fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .with_context(|| format!("cannot make {}", path.display()))?;
-        Ok(Self { path })
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.path) {
-            eprintln!("run: {} stays behind: {error}", self.path.display());
-        }
-    }
-}
-
-/// Sends one signal after the other until the child has ended.
-pub fn end_child(child: &mut Child, signals: &[i32]) {
-    for signal in signals {
-        if matches!(child.try_wait(), Ok(Some(_))) {
-            return;
-        }
-        let _ = sys::send(child, *signal);
-        let deadline = Instant::now() + PATIENCE;
-        while Instant::now() < deadline {
-            if matches!(child.try_wait(), Ok(Some(_))) {
-                return;
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-    }
-    eprintln!("run: process {} does not end", child.id());
-}
+use crate::host;
 
 /// What gate makes for an instance outside of its own processes, if it was not there before.
 pub struct Leftovers {
@@ -133,12 +81,5 @@ mod tests {
                          34 24 0:30 / /sys/fs/bpf rw,nosuid shared:9 - bpf bpf rw,mode=700\n";
         assert_eq!(bpffs_in(mountinfo), Some(PathBuf::from("/sys/fs/bpf")));
         assert_eq!(bpffs_in("24 30 0:22 / /sys rw - sysfs bpf rw\n"), None);
-    }
-
-    #[test]
-    fn a_child_that_ignores_the_first_signal_ends_by_the_next() {
-        let mut child = Command::new("sleep").arg("30").spawn().unwrap();
-        end_child(&mut child, &[sys::KILL]);
-        assert!(matches!(child.try_wait(), Ok(Some(_))));
     }
 }

@@ -1,7 +1,6 @@
 //! `cargo xtask run`: gate in front of a PostgreSQL, for trying it out; leaves nothing behind.
 
 mod backend;
-mod cluster;
 mod gate;
 mod leftovers;
 
@@ -12,10 +11,11 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 
+use crate::scratch::Scratch;
 use crate::{host, setup, sys};
 use backend::Backend;
 use gate::Gate;
-use leftovers::{Leftovers, Scratch};
+use leftovers::Leftovers;
 
 #[derive(clap::Args, Debug)]
 #[command(
@@ -69,7 +69,7 @@ pub fn main(mut args: Args) -> Result<ExitCode> {
         become_root(&args)?;
     }
     sys::note_signals();
-    let scratch = Scratch::new()?;
+    let scratch = Scratch::new("run")?;
     let leftovers = Leftovers::note(args.value_of("--instance").as_deref().unwrap_or("default"));
     let result = serve(&args, &scratch, builtin_wanted);
     // Whatever happened above, gate and the backend have ended here.

@@ -1,6 +1,7 @@
-//! A throw-away PostgreSQL cluster, with the roles and tables that the printed lines use.
+//! A throw-away PostgreSQL cluster on 127.0.0.1, with trust authentication.
 
 use std::fs::{self, File};
+use std::net::TcpListener;
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -10,14 +11,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::backend::free_port;
-use super::leftovers::{Scratch, end_child};
-use crate::{host, setup, sys};
+use crate::scratch::Scratch;
+use crate::{child, host, setup, sys};
 
 const START_TIME_MAX: Duration = Duration::from_secs(60);
-
-/// More than the pgbench lines use, few enough to meet the server's own limit on purpose.
-const MAX_CONNECTIONS: u32 = 300;
 
 /// A running cluster; stopped when dropped. Its files lie in the scratch folder.
 pub struct Cluster {
@@ -27,6 +24,7 @@ pub struct Cluster {
     port: u16,
     programs: PathBuf,
     owner: Option<Owner>,
+    folder: PathBuf,
 }
 
 /// The unprivileged user who runs the server in root's place: PostgreSQL refuses root.
@@ -37,9 +35,8 @@ struct Owner {
 }
 
 impl Cluster {
-    /// Makes and starts a cluster in which each of `users` is a superuser with a database of that
-    /// name, so that `psql` without `-U` works.
-    pub fn start(scratch: &Scratch, users: &[String]) -> Result<Self> {
+    /// Makes and starts a cluster with these settings. It has the superuser `postgres` alone.
+    pub fn start(scratch: &Scratch, settings: &[&str]) -> Result<Self> {
         let programs = setup::postgresql_bin().context("there is no PostgreSQL on this machine")?;
         let owner = if host::is_root() {
             Some(unprivileged()?)
@@ -57,7 +54,7 @@ impl Cluster {
         let version = version
             .trim()
             .replace("postgres (PostgreSQL)", "PostgreSQL");
-        eprintln!("run: making a throw-away cluster with {version}");
+        eprintln!("xtask: making a throw-away cluster with {version}");
         let data = folder.join("data");
         let mut initdb = Self::command(&programs.join("initdb"), owner, &folder);
         initdb.arg("--pgdata").arg(&data).args([
@@ -70,22 +67,27 @@ impl Cluster {
         host::output(&mut initdb)?;
         let port = free_port()?;
         let log = folder.join("log");
-        let server = start_server(&programs, owner, &folder, &data, port, &log)?;
+        let server = start_server(&programs, owner, &folder, port, settings, &log)?;
         let mut cluster = Self {
             version,
             server,
             port,
             programs,
             owner,
+            folder,
         };
         cluster.wait_until_up(&log)?;
-        cluster.fill(users, &folder)?;
         Ok(cluster)
     }
 
     /// `host:port`, for gate.
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
+    }
+
+    /// The server's own process, the parent of all of its others.
+    pub fn pid(&self) -> u32 {
+        self.server.id()
     }
 
     /// Whether the server runs.
@@ -122,49 +124,22 @@ impl Cluster {
         }
     }
 
-    /// Roles and databases. The pgbench tables are made in template1, so that every database has
-    /// them, whatever name a client connects under.
-    fn fill(&self, users: &[String], folder: &Path) -> Result<()> {
+    /// The tables of pgbench, if that is installed.
+    pub fn make_pgbench_tables(&self, database: &str, scale: u32) -> Result<()> {
         let pgbench = self.programs.join("pgbench");
-        if host::is_executable(&pgbench) {
-            let mut init = Self::command(&pgbench, self.owner, folder);
-            init.args([
-                "--initialize",
-                "--scale=1",
-                "--quiet",
-                "--username=postgres",
-            ])
-            .args([
-                "--host=127.0.0.1",
-                &format!("--port={}", self.port),
-                "template1",
-            ]);
-            host::output(&mut init)?;
+        if !host::is_executable(&pgbench) {
+            return Ok(());
         }
-        self.sql(
-            "template1",
-            &[
-                "grant select, insert, update, delete on all tables in schema public to public",
-                "drop database postgres",
-                "create database postgres",
-                "create role app login",
-                "create database app owner app",
-            ],
-        )?;
-        for user in users
-            .iter()
-            .filter(|user| !["postgres", "app"].contains(&user.as_str()))
-        {
-            let name = format!("\"{}\"", user.replace('"', "\"\""));
-            let role = format!("create role {name} superuser login");
-            let database = format!("create database {name} owner {name}");
-            self.sql("template1", &[&role, &database])?;
-        }
-        Ok(())
+        let mut init = Self::command(&pgbench, self.owner, &self.folder);
+        init.args(["--initialize", "--quiet", "--username=postgres"])
+            .arg(format!("--scale={scale}"))
+            .args(["--host=127.0.0.1", &format!("--port={}", self.port)])
+            .arg(database);
+        host::output(&mut init).map(drop)
     }
 
     /// Each statement by itself: `create database` takes part in no transaction.
-    fn sql(&self, database: &str, statements: &[&str]) -> Result<()> {
+    pub fn sql(&self, database: &str, statements: &[&str]) -> Result<()> {
         let mut psql = Command::new(self.programs.join("psql"));
         psql.args([
             "--no-psqlrc",
@@ -189,29 +164,36 @@ impl Cluster {
 impl Drop for Cluster {
     /// Fast shutdown, then immediate, then by force.
     fn drop(&mut self) {
-        end_child(&mut self.server, &[sys::INTERRUPT, sys::QUIT, sys::KILL]);
+        child::end(&mut self.server, &[sys::INTERRUPT, sys::QUIT, sys::KILL]);
     }
 }
 
-/// fsync is off: nothing in here is meant to last.
+/// A port of 127.0.0.1 that is free now.
+fn free_port() -> Result<u16> {
+    let probe = TcpListener::bind(("127.0.0.1", 0)).context("cannot bind on 127.0.0.1")?;
+    Ok(probe.local_addr()?.port())
+}
+
 fn start_server(
     programs: &Path,
     owner: Option<Owner>,
     folder: &Path,
-    data: &Path,
     port: u16,
+    settings: &[&str],
     log: &Path,
 ) -> Result<Child> {
-    let settings = [
+    let place = [
         "listen_addresses=127.0.0.1".to_owned(),
         format!("port={port}"),
         format!("unix_socket_directories={}", folder.display()),
-        format!("max_connections={MAX_CONNECTIONS}"),
-        "fsync=off".to_owned(),
     ];
     let mut command = Cluster::command(&programs.join("postgres"), owner, folder);
-    command.arg("-D").arg(data);
-    for setting in &settings {
+    command.arg("-D").arg(folder.join("data"));
+    for setting in place
+        .iter()
+        .map(String::as_str)
+        .chain(settings.iter().copied())
+    {
         command.args(["-c", setting]);
     }
     let log = File::create(log)?;

@@ -1,0 +1,45 @@
+//! The real PostgreSQL of a measurement.
+
+use anyhow::{Result, ensure};
+
+use crate::cluster::Cluster;
+use crate::scratch::Scratch;
+use crate::sys;
+
+/// What differs from PostgreSQL's defaults, and why.
+///
+/// - A commit does not wait for the disk (`synchronous_commit=off`, which people do run): the
+///   tpcb-like rows would measure the disk otherwise, the same one behind every peer. `fsync` stays
+///   on, so that the server does all of its usual work.
+/// - No checkpoint falls into one round and not into the next.
+/// - The pgbench tables (160 MB) fit into the server's own memory.
+const SETTINGS: [&str; 5] = [
+    "max_connections=300",
+    "synchronous_commit=off",
+    "checkpoint_timeout=1d",
+    "max_wal_size=8GB",
+    "shared_buffers=256MB",
+];
+
+/// pgbench's own advice is a scale of at least the number of clients; ten rows of branches keep
+/// the clients of the tpcb-like rows from waiting for each other all the time.
+const SCALE: u32 = 10;
+
+/// `bench` may do what pgbench does, `refused` is never let in.
+const ROLES: [&str; 3] = [
+    "create role bench login",
+    "grant select, insert, update, delete on all tables in schema public to bench",
+    "create role refused login connection limit 0",
+];
+
+/// Starts a cluster with pgbench tables in the database `postgres`, which the superuser `postgres`
+/// owns.
+pub fn start(scratch: &Scratch) -> Result<Cluster> {
+    let cluster = Cluster::start(scratch, &SETTINGS)?;
+    cluster.make_pgbench_tables("postgres", SCALE)?;
+    cluster.sql("postgres", &ROLES)?;
+    // What the tables left to be written is written before anything is measured.
+    cluster.sql("postgres", &["checkpoint"])?;
+    ensure!(sys::signals().0 == 0, "interrupted");
+    Ok(cluster)
+}
