@@ -15,6 +15,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::load::crew::{Place, bind};
 use crate::load::event_loop::EventLoop;
+use crate::load::session;
 use crate::load::streams::{Source, discard};
 use crate::wire;
 
@@ -88,7 +89,8 @@ impl Drop for Backend {
 
 fn listening(address: SocketAddr) -> io::Result<TcpListener> {
     let kind = Type::STREAM.nonblocking().cloexec();
-    let socket = Socket::new(Domain::for_address(address), kind, Some(Protocol::TCP))?;
+    let domain = Domain::for_address(address);
+    let socket = session::like_ethernet(Socket::new(domain, kind, Some(Protocol::TCP))?)?;
     socket.set_reuse_port(true)?;
     // Accepted sockets inherit it.
     socket.set_tcp_nodelay(true)?;
@@ -405,7 +407,6 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
-    use crate::load::session;
 
     #[test]
     fn a_message_in_parts_is_one_message() {

@@ -14,10 +14,12 @@
 //! | [`measure`] | CPU, run-queue delay, memory, what disturbed a run |
 //! | [`host`] | the machine: facts, settings put back, CPUs, signals |
 //! | [`report`] | JSON, text, plots, histograms, comparisons |
+//! | [`flame`] | where the cycles go, as a flame graph |
 //! | [`stats`] | medians and paired ratios |
 
 mod backend;
 mod baseline;
+mod flame;
 mod host;
 mod load;
 mod measure;

@@ -17,6 +17,9 @@ pub struct Options {
     /// What to measure
     #[arg(value_enum, default_value = "all")]
     pub scenarios: Vec<Scenario>,
+    /// Only loads whose name contains this text, such as `64 B x 16`
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
     /// gate's program; given twice as NAME=PATH, two builds are compared
     #[arg(long, value_name = "[NAME=]PATH", required = true)]
     pub gate_bin: Vec<String>,

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::backend::Backend;
+use crate::flame::Recording;
 use crate::host::facts::Facts;
 use crate::host::settings::{self, Changed};
 use crate::host::{cpus, interrupt};
@@ -152,11 +153,11 @@ fn run_scenarios(options: &Options, runner: &mut Runner, report: &mut Report) ->
             points: Vec::new(),
         });
         let points = scenario.points(&runner.plan);
-        for point in points
-            .iter()
-            .filter(|point| options.pace.include(point.pace))
-        {
+        for point in points.iter().filter(|point| is_asked_for(options, point)) {
             let done = runner.run(&scenario.name(), point)?;
+            if options.flame {
+                draw_flame(&options.out, runner, scenario, point)?;
+            }
             let point = keep_latencies(&options.out, scenario, point, done)?;
             let points = report.scenarios.last_mut().map(|one| &mut one.points);
             points.context("a scenario")?.push(point);
@@ -167,9 +168,34 @@ fn run_scenarios(options: &Options, runner: &mut Runner, report: &mut Report) ->
         .retain(|scenario| !scenario.points.is_empty());
     ensure!(
         !report.scenarios.is_empty(),
-        "no load of these scenarios is left: see --pace"
+        "no load of these scenarios is left: see --only and --pace"
     );
     Ok(())
+}
+
+/// One more run of the first gate, under perf.
+fn draw_flame(out: &Path, runner: &mut Runner, scenario: Scenario, point: &Point) -> Result<()> {
+    let is_gate = |peer: &&Peer| matches!(peer.kind, Kind::Gate { .. });
+    let Some(peer) = runner.peers.iter().find(is_gate).cloned() else {
+        return Ok(());
+    };
+    let proxy = runner.start(&peer, point)?;
+    let pid = proxy.pid.context("gate is a process")?;
+    let folder = out.join("perf");
+    fs::create_dir_all(&folder)?;
+    let recording = Recording::begin(pid, &folder)?;
+    (point.work)(&runner.stage(&peer, point, &proxy))?;
+    let name = format!("{}-{}", scenario.name(), point.name);
+    let svg = out.join(format!("flame-{}.svg", file_name(&name)));
+    let drawn = recording.draw(&format!("{}: {name}", peer.name), &svg);
+    fs::remove_dir_all(&folder)?;
+    eprintln!("{}", svg.display());
+    drawn
+}
+
+fn is_asked_for(options: &Options, point: &Point) -> bool {
+    let named = options.only.as_ref();
+    options.pace.include(point.pace) && named.is_none_or(|text| point.name.contains(text))
 }
 
 /// Writes the histograms of a point beside the report.

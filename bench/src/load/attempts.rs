@@ -160,7 +160,8 @@ impl Thread {
 
     fn begin(&mut self, due: Instant, member: &Member) -> io::Result<()> {
         let kind = Type::STREAM.nonblocking().cloexec();
-        let socket = Socket::new(Domain::for_address(self.target), kind, Some(Protocol::TCP))?;
+        let domain = Domain::for_address(self.target);
+        let socket = session::like_ethernet(Socket::new(domain, kind, Some(Protocol::TCP))?)?;
         let connected = socket.connect(&self.target.into());
         let stream = TcpStream::from(socket);
         match connected {
