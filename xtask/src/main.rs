@@ -27,7 +27,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Install what tests and the kernel object need (Debian packages and bpf-linker)
+    /// Install what tests, the kernel object and the bench need (Debian packages and bpf-linker)
     Setup(setup::Args),
     /// Build the kernel object from source and renew the committed one with its fingerprint
     BuildEbpf(bpf::Args),

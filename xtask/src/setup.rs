@@ -20,13 +20,18 @@ const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 const CREATECLUSTER_DIR: &str = "/etc/postgresql-common/createcluster.d";
 const NO_CLUSTER_CONF: &str = "/etc/postgresql-common/createcluster.d/gate-setup.conf";
 
+/// Asked by Debian's install scripts before they start a service; 101 is no.
+const POLICY: &str = "/usr/sbin/policy-rc.d";
+
 #[derive(clap::Args)]
 #[command(
     after_help = "Installs by apt-get and cargo what is missing, and says what and why.\n\
 Without root it asks sudo; without sudo it prints the commands to run.\n\n  \
 tests: a PostgreSQL server with psql and pgbench; no cluster is created or started\n  \
 ebpf:  rustc-web, rust-web-src, rust-web-clippy, llvm-22-dev and bpf-linker, to build and\n         \
-lint the kernel object. Only needed by those who change it: a build embeds the committed one"
+lint the kernel object. Only needed by those who change it: a build embeds the committed one\n  \
+bench: HAProxy, PgBouncer and nginx, which gate is compared to, valgrind and perf; no service\n         \
+of theirs is started"
 )]
 pub struct Args {
     /// What to prepare for
@@ -41,7 +46,9 @@ pub enum What {
     Tests,
     /// The tool chain of the kernel object
     Ebpf,
-    /// Both
+    /// The peers and the tools of the bench
+    Bench,
+    /// All of them
     All,
 }
 
@@ -53,12 +60,15 @@ pub fn main(args: &Args) -> Result<ExitCode> {
 
 /// Installs what is missing. What is there already costs no network and no rights.
 pub fn install(what: What) -> Result<()> {
-    if what != What::Ebpf {
+    if matches!(what, What::Tests | What::All) {
         install_postgresql()?;
     }
-    if what != What::Tests {
+    if matches!(what, What::Ebpf | What::All) {
         install_bpf_packages()?;
         install_bpf_linker()?;
+    }
+    if matches!(what, What::Bench | What::All) {
+        install_bench_packages()?;
     }
     Ok(())
 }
@@ -137,17 +147,51 @@ fn install_bpf_packages() -> Result<()> {
             "the LLVM that bpf-linker links with",
         ),
     ];
-    let missing = packages
-        .iter()
-        .filter(|(_, file, _)| !Path::new(file).exists());
-    let mut names = Vec::new();
-    for (package, _, why) in missing {
-        eprintln!("setup: {package}: {why}");
-        names.push(*package);
+    let mut root = AsRoot::new();
+    root.apt_install(&missing(&packages));
+    root.run()
+}
+
+fn install_bench_packages() -> Result<()> {
+    let packages = [
+        ("haproxy", "/usr/sbin/haproxy", "a peer of the bench"),
+        ("pgbouncer", "/usr/sbin/pgbouncer", "a peer of the bench"),
+        ("nginx", "/usr/sbin/nginx", "a peer of the bench"),
+        (
+            "libnginx-mod-stream",
+            "/usr/lib/nginx/modules/ngx_stream_module.so",
+            "nginx's TCP proxy",
+        ),
+        (
+            "valgrind",
+            "/usr/bin/valgrind",
+            "counts instructions of the hot functions",
+        ),
+        ("linux-perf", "/usr/bin/perf", "flame graphs"),
+    ];
+    let missing = missing(&packages);
+    if missing.is_empty() {
+        eprintln!("setup: the bench's peers and tools are there");
+        return Ok(());
     }
     let mut root = AsRoot::new();
-    root.apt_install(&names);
+    for line in no_service_lines(POLICY) {
+        root.push(line);
+    }
+    root.apt_install(&missing);
     root.run()
+}
+
+/// Those packages whose file is not there; says why each is needed.
+fn missing<'a>(packages: &[(&'a str, &str, &str)]) -> Vec<&'a str> {
+    let mut names = Vec::new();
+    for (package, file, why) in packages {
+        if !Path::new(file).exists() {
+            eprintln!("setup: {package}: {why}");
+            names.push(*package);
+        }
+    }
+    names
 }
 
 fn install_bpf_linker() -> Result<()> {
@@ -165,6 +209,23 @@ fn install_bpf_linker() -> Result<()> {
             .args(["--no-default-features", "--features", "llvm-22", "--force"]),
     )
     .context("the kernel object cannot be built without bpf-linker")
+}
+
+/// Until these lines and those behind them are through, no installation starts a
+/// service: a PgBouncer of the system would take port 6432, gate's by default.
+fn no_service_lines(policy: &str) -> [String; 6] {
+    [
+        // Ours, from a run that was cut off.
+        format!("! grep -qs gate-setup {policy} || rm {policy}"),
+        format!("[ ! -e {policy} ] || mv {policy} {policy}.gate-setup"),
+        format!(
+            "trap 'rm -f {policy}; [ ! -e {policy}.gate-setup ] || mv {policy}.gate-setup {policy}' EXIT"
+        ),
+        // dash does not heed the line above when a signal ends it.
+        "trap 'exit 130' INT TERM HUP".to_owned(),
+        format!("printf '#!/bin/sh\\n# gate-setup\\nexit 101\\n' > {policy}"),
+        format!("chmod 755 {policy}"),
+    ]
 }
 
 /// Shell lines that need root, run together so that sudo asks once.
@@ -240,4 +301,46 @@ pub fn sudo() -> Option<Command> {
                 .is_ok_and(|status| status.success())
     };
     (silent() || asked()).then(|| Command::new(&sudo))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the policy file is while the lines are in force, and afterwards.
+    fn policy(before: Option<&str>, then: &str) -> (String, Option<String>) {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("policy-rc.d");
+        if let Some(before) = before {
+            fs::write(&file, before).unwrap();
+        }
+        let mut lines = no_service_lines(file.to_str().unwrap()).to_vec();
+        lines.push(format!("{} || echo $?", file.display()));
+        lines.push(then.to_owned());
+        let script = lines.join("\n");
+        let output = Command::new("sh").args(["-e", "-c", &script]).output();
+        let output = output.unwrap();
+        let answer = String::from_utf8(output.stdout).unwrap();
+        let others = fs::read_dir(folder.path()).unwrap().flatten();
+        let others = others.filter(|entry| entry.path() != file).count();
+        assert_eq!(others, 0, "a copy is left");
+        (answer, fs::read_to_string(&file).ok())
+    }
+
+    #[test]
+    fn services_are_forbidden_and_the_old_policy_comes_back() {
+        let theirs = "#!/bin/sh\nexit 0\n";
+        let ours = "#!/bin/sh\n# gate-setup\nexit 101\n";
+        for then in ["true", "false", "kill -TERM $$; sleep 9"] {
+            for (before, after) in [
+                (None, None),
+                (Some(theirs), Some(theirs)),
+                (Some(ours), None),
+            ] {
+                let (answer, left) = policy(before, then);
+                assert_eq!(answer, "101\n", "{before:?}, {then}");
+                assert_eq!(left.as_deref(), after, "{before:?}, {then}");
+            }
+        }
+    }
 }

@@ -1,6 +1,5 @@
 //! HAProxy, as a plain TCP proxy.
 
-use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::process::Command;
 
@@ -42,10 +41,12 @@ pub fn command(job: &Job, address: SocketAddr, scratch: &Scratch) -> Result<Comm
 
 /// haproxy.cfg, filled in.
 pub fn config(job: &Job, address: SocketAddr) -> Result<String> {
-    let mut cpu_map = String::new();
-    for (thread, cpu) in (1..).zip(&job.cpus) {
-        write!(cpu_map, "\n    cpu-map 1/{thread} {cpu}")?;
-    }
+    let cpus: Vec<_> = job.cpus.iter().map(usize::to_string).collect();
+    let cpu_map = match cpus.len() {
+        0 => String::new(),
+        // A thread at a time (`cpu-map 1/2 3`) is accepted by 2.6, and has no effect.
+        threads => format!("cpu-map auto:1/1-{threads} {}", cpus.join(" ")),
+    };
     let refuse = match job.role {
         Role::RefuseHard => "tcp-request connection reject",
         Role::Relay | Role::RefusePolitely => "",

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
+use std::sync::Once;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use super::child::Child;
-use super::scratch::Scratch;
+use super::scratch::{self, Scratch};
 use super::{Job, Proxy};
 
 /// A proxy listens by then, or never.
@@ -45,6 +46,8 @@ pub fn start_held(
     job: &Job,
     prepare: impl FnOnce(&Job, SocketAddr, &Scratch) -> Result<Command>,
 ) -> Result<(Proxy, TcpStream)> {
+    static SWEPT: Once = Once::new();
+    SWEPT.call_once(scratch::sweep);
     raise_descriptors(job)?;
     let address = free_address(job.listen)?;
     let scratch = Scratch::new(name)?;

@@ -277,7 +277,7 @@ mod tests {
             (nginx, "listen [::1]:7777 reuseport"),
             (nginx, "load_module /a/file;"),
             (&bound[0], "pin = \"cpus\""),
-            (&bound[1], "nbthread 2\ncpu-map 1/1 1\ncpu-map 1/2 3"),
+            (&bound[1], "nbthread 2\ncpu-map auto:1/1-2 1 3"),
             (
                 &bound[3],
                 "worker_processes 2;\nworker_cpu_affinity 10 1000;",

@@ -10,6 +10,10 @@ use anyhow::{Context, Result};
 
 /// Told apart by it: proxies of one process.
 static COUNTER: AtomicU32 = AtomicU32::new(0);
+/// Of names, before our process and a number.
+const PREFIX: &str = "bench-";
+/// Of folders, before the same and the program.
+const FOLDER_PREFIX: &str = "gate-bench-";
 
 /// A folder of a proxy's own; removed when dropped, with the pins of gate.
 #[derive(Debug)]
@@ -26,8 +30,9 @@ impl Scratch {
     /// It cannot be made.
     pub fn new(program: &str) -> Result<Self> {
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("bench-{}-{number}", std::process::id());
-        let folder = std::env::temp_dir().join(format!("gate-{name}-{program}"));
+        let unique = format!("{}-{number}", std::process::id());
+        let name = format!("{PREFIX}{unique}");
+        let folder = std::env::temp_dir().join(format!("{FOLDER_PREFIX}{unique}-{program}"));
         // Made, not reused: another user's folder of this name is an error.
         fs::DirBuilder::new()
             .mode(0o700)
@@ -69,19 +74,47 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let mountinfo = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let pins: Vec<PathBuf> = bpf_mounts(&mountinfo)
-            .map(|mount| mount.join("gate"))
-            .collect();
-        for folder in pins.iter().map(|gates| gates.join(&self.name)) {
-            remove(&folder);
-        }
-        for gates in &pins {
+        for gates in pin_folders() {
+            remove(&gates.join(&self.name));
             // Goes only if this was the last instance.
             let _ = fs::remove_dir(gates);
         }
         remove(&self.folder);
     }
+}
+
+/// Removes what a bench that was killed has left: pins of gate, which cost every
+/// socket of the machine a little, and folders.
+pub fn sweep() {
+    let pins = pin_folders().into_iter().map(|gates| (gates, PREFIX));
+    let folders = (std::env::temp_dir(), FOLDER_PREFIX);
+    for (parent, prefix) in pins.chain([folders]) {
+        for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+            let dead = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| owner(name, prefix))
+                .is_some_and(|process| !Path::new("/proc").join(process).exists());
+            if dead {
+                remove(&entry.path());
+            }
+        }
+    }
+}
+
+/// The process that a name was made by.
+fn owner<'a>(name: &'a str, prefix: &str) -> Option<&'a str> {
+    let (process, number) = name.strip_prefix(prefix)?.split_once('-')?;
+    let numeric = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = number.split('-').next()?;
+    (numeric(process) && numeric(number)).then_some(process)
+}
+
+/// Where the instances of gate have their pins.
+fn pin_folders() -> Vec<PathBuf> {
+    let mountinfo = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mounts = bpf_mounts(&mountinfo);
+    mounts.map(|mount| mount.join("gate")).collect()
 }
 
 fn remove(folder: &Path) {
@@ -117,6 +150,34 @@ mod tests {
 ";
         let found: Vec<_> = bpf_mounts(mountinfo).collect();
         assert_eq!(found, [Path::new("/sys/fs/bpf"), Path::new("/run/bpf")]);
+    }
+
+    #[test]
+    fn owners_are_read_from_names_of_the_bench_alone() {
+        for (name, expected) in [
+            ("bench-12-3", Some("12")),
+            ("bench-12-3-gate", Some("12")),
+            ("bench-12", None),
+            ("bench--3", None),
+            ("bench-12-x", None),
+            ("bench-..-3", None),
+            ("default", None),
+        ] {
+            assert_eq!(owner(name, PREFIX), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn only_what_the_dead_left_is_swept() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        let name = format!("{FOLDER_PREFIX}{}-0-x", child.id());
+        let dead = std::env::temp_dir().join(name);
+        fs::create_dir(&dead).unwrap();
+        let ours = Scratch::new("swept").unwrap();
+        sweep();
+        assert!(!dead.exists());
+        assert!(ours.folder().exists());
     }
 
     #[test]
