@@ -9,9 +9,9 @@ use clap::Args;
 use serde::Serialize;
 
 use super::distribution::{Distribution, Latencies};
-use super::finish::save;
+use super::finish::{plot_name, save};
 use super::model::{Report, SCHEMA, ScenarioReport};
-use super::{compare, plot, text};
+use super::{compare, latency_table, plot, text};
 
 /// Which files are shown, and how.
 #[derive(Args, Clone, Debug)]
@@ -107,7 +107,7 @@ fn of_report(options: &Options, file: &Path, report: &Report) -> Result<Shown> {
             .scenarios
             .iter()
             .map(|scenario| {
-                let out = folder.join(format!("{}.svg", scenario.name));
+                let out = folder.join(plot_name(scenario));
                 Ok((out, plot::scenarios(report, &[scenario], folder)?))
             })
             .collect::<Result<_>>()?,
@@ -124,17 +124,18 @@ fn of_report(options: &Options, file: &Path, report: &Report) -> Result<Shown> {
 struct LatencyFiles {
     latencies: Vec<Distribution>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    ratios: Vec<compare::PercentileRatios>,
+    ratios: Vec<latency_table::PercentileRatios>,
 }
 
 fn of_latencies(options: &Options, files: &[(&Path, Latencies)]) -> Result<Shown> {
+    let alone = files.len() == 1;
     let each: Vec<Vec<Distribution>> = files
         .iter()
-        .map(|(file, found)| found.distributions(&short_name(file)))
+        .map(|(file, found)| found.distributions(&short_name(file), alone))
         .collect();
     let mut text = String::new();
     let ratios = match each.as_slice() {
-        [a, b] => compare::percentile_ratios(a, b),
+        [a, b] => latency_table::percentile_ratios(a, b),
         _ => Vec::new(),
     };
     let latencies = together(files, each);
@@ -142,9 +143,9 @@ fn of_latencies(options: &Options, files: &[(&Path, Latencies)]) -> Result<Shown
         text.push_str(&format!("{letter}  {}\n", file.display()));
     }
     text.push('\n');
-    text.push_str(&compare::side_by_side(&latencies));
+    text.push_str(&latency_table::side_by_side(&latencies));
     if files.len() == 2 {
-        text.push_str(&compare::ratios_text(&ratios));
+        text.push_str(&latency_table::ratios_text(&ratios));
     }
     let out = options.svg.clone().unwrap_or_else(|| match files {
         [(file, _)] => file.with_extension("svg"),
@@ -295,7 +296,7 @@ mod tests {
         let files = Files::new();
         let names = [format!("{GATE}.hlog"), format!("{GATE}.hgrm")];
         let both = files.show(&[&names[0], &names[1]]).unwrap();
-        assert!(both.text.contains("100,000"), "{}", both.text);
+        assert!(both.text.contains("25,000"), "{}", both.text);
         assert!(both.text.contains("Ratios of the percentiles"));
         assert!(both.text.contains("1.00"));
         let one = files.show(&[&names[1]]).unwrap();

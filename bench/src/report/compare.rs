@@ -1,12 +1,10 @@
-//! Two reports, or several files of latencies, side by side.
+//! Two reports side by side.
 
 use serde::Serialize;
 
-use super::distribution::Distribution;
-use super::figures::{self, Cell, Table, count, figure, paragraph};
-use super::histogram::PERCENTILES;
+use super::figures::{Cell, Table, paragraph};
 use super::model::{Better, Measure, PathReport, PointReport, Report};
-use super::text::{MARKED, better, percentile_cell};
+use super::text::better;
 use crate::stats::Spread;
 
 /// With fewer rounds, lowest and highest say too little for a verdict.
@@ -114,43 +112,27 @@ pub fn reports((a_file, a): (&str, &Report), (b_file, b): (&str, &Report)) -> Co
 
 impl Comparison {
     fn point(&mut self, scenario: &str, a: &PointReport, b: &PointReport) {
-        for path in measured(a) {
-            match measured(b).find(|other| other.peer == path.peer) {
-                Some(other) => self.path(scenario, (a, path), (b, other)),
-                None => self.missing(scenario, &a.name, &path.peer, "A"),
-            }
+        let of = |point, peer: &str| measured(point).find(|path| path.peer == peer);
+        for path in measured(a).filter(|path| of(b, &path.peer).is_none()) {
+            self.missing(scenario, &a.name, &path.peer, "A");
         }
-        for path in measured(b) {
-            if !measured(a).any(|other| other.peer == path.peer) {
-                self.missing(scenario, &b.name, &path.peer, "B");
-            }
+        for path in measured(b).filter(|path| of(a, &path.peer).is_none()) {
+            self.missing(scenario, &b.name, &path.peer, "B");
         }
-    }
-
-    fn path(
-        &mut self,
-        scenario: &str,
-        (point, a): (&PointReport, &PathReport),
-        (other, b): (&PointReport, &PathReport),
-    ) {
-        for measure in &point.measures {
-            let same = |other: &&Measure| other.key == measure.key && other.unit == measure.unit;
-            let known = other.measures.iter().any(|other| same(&other));
-            let both = a.spread.get(&measure.key).zip(b.spread.get(&measure.key));
-            let Some((in_a, in_b)) = both.filter(|_| known) else {
+        for measure in &a.measures {
+            let same = |other: &Measure| other.key == measure.key && other.unit == measure.unit;
+            if !b.measures.iter().any(same) {
+                self.missing(scenario, &a.name, &measure.label, "A");
                 continue;
-            };
-            let rounds = a.runs.len().min(b.runs.len());
-            self.rows.push(Row {
-                scenario: scenario.to_owned(),
-                point: point.name.clone(),
-                peer: a.peer.clone(),
-                measure: measure.clone(),
-                a: *in_a,
-                b: *in_b,
-                ratio: ratio(in_a, in_b),
-                verdict: verdict(in_a, in_b, measure.better, rounds),
-            });
+            }
+            for path in measured(a) {
+                let row = of(b, &path.peer).and_then(|other| row(measure, path, other));
+                self.rows.extend(row.map(|row| Row {
+                    scenario: scenario.to_owned(),
+                    point: a.name.clone(),
+                    ..row
+                }));
+            }
         }
     }
 
@@ -202,98 +184,6 @@ impl Comparison {
     }
 }
 
-/// Percentiles of several distributions, one per row.
-#[must_use]
-pub fn side_by_side(distributions: &[Distribution]) -> String {
-    let mut head = vec![
-        vec![String::new()],
-        vec!["values".to_owned()],
-        vec!["mean".to_owned()],
-    ];
-    head.extend(PERCENTILES.map(|percent| vec![figures::percentile(percent)]));
-    let mut table = Table::new(head);
-    let mut marked = false;
-    for one in distributions {
-        let mean = one.mean_us.map_or_else(|| "-".to_owned(), figure);
-        let mut cells = vec![Cell::Figure(count(one.count)), Cell::Figure(mean)];
-        for percent in PERCENTILES {
-            cells.push(one.at(percent).map_or_else(Cell::none, |us| {
-                let (cell, mark) = percentile_cell(percent, us, one.count);
-                marked |= mark;
-                cell
-            }));
-        }
-        table.row(&one.name, cells);
-    }
-    let mut text = "Latency, microseconds\n".to_owned();
-    text.push_str(&table.print(2));
-    if marked {
-        text.push_str(MARKED);
-    }
-    text
-}
-
-/// Percentiles of the second distribution to those of the first.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct PercentileRatios {
-    /// What of.
-    pub name: String,
-    /// Percentile and ratio.
-    pub ratios: Vec<(f64, f64)>,
-}
-
-/// Compares those of the same name, or, if there is one on each side, these two.
-#[must_use]
-pub fn percentile_ratios(a: &[Distribution], b: &[Distribution]) -> Vec<PercentileRatios> {
-    let pairs: Vec<(String, &Distribution, &Distribution)> = match (a, b) {
-        ([a], [b]) => vec![("B / A".to_owned(), a, b)],
-        _ => {
-            let other = |one: &Distribution| b.iter().find(|other| other.name == one.name);
-            a.iter()
-                .filter_map(|one| Some((format!("B / A, {}", one.name), one, other(one)?)))
-                .collect()
-        }
-    };
-    let ratios = |(name, a, b): (String, &Distribution, &Distribution)| PercentileRatios {
-        name,
-        ratios: PERCENTILES
-            .into_iter()
-            .filter_map(|percent| {
-                let below = a.at(percent).filter(|below| *below > 0.0)?;
-                Some((percent, b.at(percent)? / below))
-            })
-            .collect(),
-    };
-    pairs.into_iter().map(ratios).collect()
-}
-
-/// The ratios as text for people.
-#[must_use]
-pub fn ratios_text(ratios: &[PercentileRatios]) -> String {
-    if ratios.is_empty() {
-        return "\nThey have no peer in common, so there is no ratio.\n".to_owned();
-    }
-    let mut head = vec![vec![String::new()]];
-    head.extend(PERCENTILES.map(|percent| vec![figures::percentile(percent)]));
-    let mut table = Table::new(head);
-    for of in ratios {
-        let ratio = |percent: f64| {
-            let found = of.ratios.iter().find(|(p, _)| *p == percent);
-            found.map_or_else(Cell::none, |(_, ratio)| Cell::Figure(figure(*ratio)))
-        };
-        table.row(&of.name, PERCENTILES.map(ratio).to_vec());
-    }
-    let mut text = "\nRatios of the percentiles (less is better)\n".to_owned();
-    text.push_str(&table.print(2));
-    text.push('\n');
-    text.push_str(&paragraph(
-        "",
-        "A histogram has no rounds, so there is no spread and no verdict; unless both are of one \
-         run, they were not interleaved.",
-    ));
-    text
-}
-
 /// One table per measure.
 fn tables(rows: &[Row]) -> String {
     let mut measures: Vec<&Measure> = Vec::new();
@@ -320,6 +210,21 @@ fn tables(rows: &[Row]) -> String {
         text.push_str(&table.print(4));
     }
     text
+}
+
+fn row(measure: &Measure, a: &PathReport, b: &PathReport) -> Option<Row> {
+    let (in_a, in_b) = (a.spread.get(&measure.key)?, b.spread.get(&measure.key)?);
+    let rounds = a.runs.len().min(b.runs.len());
+    Some(Row {
+        scenario: String::new(),
+        point: String::new(),
+        peer: a.peer.clone(),
+        measure: measure.clone(),
+        a: *in_a,
+        b: *in_b,
+        ratio: ratio(in_a, in_b),
+        verdict: verdict(in_a, in_b, measure.better, rounds),
+    })
 }
 
 fn verdict(a: &Spread, b: &Spread, better: Better, rounds: usize) -> Verdict {
@@ -464,32 +369,5 @@ mod tests {
         assert_eq!(comparison.in_one_only, expected);
         assert_eq!(comparison.rows.len(), 1);
         assert!(comparison.differences[0].contains("6.12.0"));
-    }
-
-    #[test]
-    fn percentiles_are_compared_one_by_one() {
-        let of = |name: &str, factor: f64| Distribution {
-            name: name.to_owned(),
-            count: 1_000_000,
-            mean_us: Some(factor),
-            percentiles_us: PERCENTILES
-                .map(|percent| (percent, percent * factor))
-                .to_vec(),
-            curve: Vec::new(),
-        };
-        let (a, b) = (of("a", 1.0), of("b", 1.5));
-        let ratios = percentile_ratios(&[a.clone()], &[b.clone()]);
-        assert_eq!(ratios[0].ratios.len(), PERCENTILES.len());
-        assert!(
-            ratios[0]
-                .ratios
-                .iter()
-                .all(|(_, ratio)| (ratio - 1.5).abs() < 1e-9)
-        );
-        let by_name = percentile_ratios(&[a.clone(), b.clone()], &[b, of("c", 3.0)]);
-        assert_eq!(by_name.len(), 1);
-        assert_eq!(by_name[0].name, "B / A, b");
-        assert!(ratios_text(&by_name).contains("1.00"));
-        assert!(side_by_side(&[a]).contains("1,000,000"));
     }
 }

@@ -1,5 +1,6 @@
 //! The latencies of a file, or of a part of it, whatever its format.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -59,16 +60,6 @@ impl Distribution {
         }
     }
 
-    /// All peers of a log.
-    #[must_use]
-    pub fn of_peers(log: &Log) -> Vec<Self> {
-        let peers = log.by_peer();
-        peers
-            .iter()
-            .map(|(peer, nanos)| Self::of(peer, nanos))
-            .collect()
-    }
-
     /// The microseconds of one of the percentiles.
     #[must_use]
     pub fn at(&self, percent: f64) -> Option<f64> {
@@ -120,16 +111,29 @@ impl Latencies {
         )
     }
 
-    /// Each peer apart, if it is known.
+    /// Each peer apart; where there is one peer, all of it, and, if wanted, each run.
     #[must_use]
-    pub fn distributions(&self, name: &str) -> Vec<Distribution> {
-        match self {
-            Self::Log(log) => match Distribution::of_peers(log) {
-                peers if peers.len() > 1 => peers,
-                _ => vec![Distribution::of(name, &log.merged())],
-            },
-            Self::Text(text) => vec![Distribution::of_hgrm(name, text)],
+    pub fn distributions(&self, name: &str, runs: bool) -> Vec<Distribution> {
+        let log = match self {
+            Self::Log(log) => log,
+            Self::Text(text) => return vec![Distribution::of_hgrm(name, text)],
+        };
+        let all = |parts: BTreeMap<String, Histogram<u64>>| -> Vec<Distribution> {
+            let parts = parts.iter();
+            parts
+                .map(|(name, nanos)| Distribution::of(name, nanos))
+                .collect()
+        };
+        let peers = log.by_peer();
+        if peers.len() > 1 {
+            return all(peers);
         }
+        let mut found = vec![Distribution::of(name, &log.merged())];
+        let tags = log.by_tag();
+        if runs && tags.len() > 1 {
+            found.extend(all(tags));
+        }
+        found
     }
 }
 

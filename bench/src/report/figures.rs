@@ -4,6 +4,8 @@ use crate::stats::Spread;
 
 /// A line of text is not wider, if it can be helped.
 const WIDTH: usize = 110;
+/// Nor is a table.
+const TABLE_WIDTH: usize = 130;
 
 /// Three significant digits, with commas between thousands.
 #[must_use]
@@ -52,13 +54,6 @@ pub fn parts(spread: &Spread) -> [String; 3] {
 #[must_use]
 pub fn ratio_parts(spread: &Spread) -> [String; 3] {
     [spread.median, spread.min, spread.max].map(figure)
-}
-
-/// `1.23 [1.20 - 1.30]`.
-#[must_use]
-pub fn spread(spread: &Spread) -> String {
-    let [median, min, max] = parts(spread);
-    format!("{median} [{min} - {max}]")
 }
 
 /// A percentile's name.
@@ -170,7 +165,7 @@ impl Table {
             let mut width = indent + width_of(&names);
             let fits = |column: &&Vec<String>| {
                 width += 3 + width_of(column);
-                width <= WIDTH
+                width <= TABLE_WIDTH
             };
             let fitting = left.iter().take_while(fits).count().max(1);
             let (now, later) = left.split_at(fitting);
@@ -286,7 +281,7 @@ mod tests {
             min: 0.0,
             max: 120.0,
         };
-        assert_eq!(spread(&whole), "3 [0 - 120]");
+        assert_eq!(parts(&whole), ["3", "0", "120"]);
         assert_eq!(ratio_parts(&whole), ["3.00", "0", "120"]);
     }
 
@@ -319,7 +314,7 @@ mod tests {
         table.row("gate", vec![Cell::none(); 5]);
         let text = table.print(2);
         assert!(
-            text.lines().all(|line| line.chars().count() <= WIDTH),
+            text.lines().all(|line| line.chars().count() <= TABLE_WIDTH),
             "{text}"
         );
         assert_eq!(text.matches("  peer").count(), 2, "{text}");

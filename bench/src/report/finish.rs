@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::model::{PathReport, PointReport, Report, Run};
+use super::model::{PathReport, PointReport, Report, Run, ScenarioReport};
 use super::{plot, text};
 use crate::stats::Spread;
 
@@ -48,7 +48,7 @@ pub fn write(report: &Report, folder: &Path) -> Result<Written> {
     save(&for_people, &text::report(report))?;
     let mut plots = Vec::new();
     for scenario in &report.scenarios {
-        let path = folder.join(format!("{}.svg", scenario.name));
+        let path = folder.join(plot_name(scenario));
         save(&path, &plot::scenarios(report, &[scenario], folder)?)?;
         plots.push(path);
     }
@@ -57,6 +57,21 @@ pub fn write(report: &Report, folder: &Path) -> Result<Written> {
         text: for_people,
         plots,
     })
+}
+
+/// The file name of a scenario's plot. Reports come from elsewhere, too: a name must not
+/// lead out of the folder.
+#[must_use]
+pub fn plot_name(scenario: &ScenarioReport) -> String {
+    let safe = |c: char| {
+        if c.is_alphanumeric() || c == '_' {
+            c
+        } else {
+            '-'
+        }
+    };
+    let name: String = scenario.name.chars().map(safe).collect();
+    format!("{name}.svg")
 }
 
 /// Writes a file, and names it if that fails.
@@ -149,6 +164,14 @@ mod tests {
         let again: Report = serde_json::from_str(&json).unwrap();
         assert_eq!(text::report(&again), text::report(&report));
         assert!(written.plots.iter().all(|plot| plot.exists()));
+    }
+
+    #[test]
+    fn a_plot_stays_in_its_folder() {
+        let mut scenario = fixture::small().scenarios.remove(0);
+        assert_eq!(plot_name(&scenario), "relay.svg");
+        scenario.name = "../../etc/x".to_owned();
+        assert_eq!(plot_name(&scenario), "------etc-x.svg");
     }
 
     #[test]

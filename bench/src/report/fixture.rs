@@ -264,7 +264,7 @@ fn side(name: &str, cpus: f64, delay: f64) -> Side {
 /// Latencies with a tail, about so many microseconds in the middle.
 pub fn interval(peer: &str, round: u32, us: f64, random: &mut Random) -> Interval {
     let mut histogram = latencies();
-    for _ in 0..20_000 {
+    for _ in 0..5_000 {
         let tail = (1.0 / random.next().max(1e-6)).powf(0.35);
         let nanos = us * 1000.0 * random.around(0.75, 0.15) * tail;
         #[expect(

@@ -197,13 +197,11 @@ pub fn read_log(text: &str) -> Result<Log> {
         }
     }
     ensure!(!log.intervals.is_empty(), "it has no interval");
-    if let Some(promised) = promised(text) {
-        let found = log.intervals.len();
-        ensure!(
-            promised == found,
-            "it promises {promised} intervals and has {found}: it is cut off"
-        );
-    }
+    let (promised, found) = (promised(text), log.intervals.len());
+    ensure!(
+        promised <= found,
+        "it promises {promised} intervals and has {found}: it is cut off"
+    );
     Ok(log)
 }
 
@@ -259,10 +257,11 @@ fn absolute(since: Duration, base: Option<Duration>, start: Option<Duration>) ->
     }
 }
 
-fn promised(text: &str) -> Option<usize> {
+/// Of all logs that were put together in this one.
+fn promised(text: &str) -> usize {
     let comments = text.lines().filter_map(|line| line.strip_prefix('#'));
-    let mut counts = comments.filter_map(|line| line.strip_prefix(INTERVALS));
-    counts.next()?.strip_suffix(']')?.parse().ok()
+    let counts = comments.filter_map(|line| line.strip_prefix(INTERVALS)?.strip_suffix(']'));
+    counts.filter_map(|count| count.parse::<usize>().ok()).sum()
 }
 
 #[cfg(test)]
@@ -322,6 +321,14 @@ mod tests {
         let error = read_log(&with_line_end).unwrap_err().to_string();
         assert!(error.contains("interval 3 is damaged"), "{error}");
         assert!(read_log("#[StartTime: 1.0 (seconds since epoch)]\n").is_err());
+    }
+
+    #[test]
+    fn logs_may_be_put_together() {
+        let text = log_text();
+        let both = read_log(&format!("{text}{text}")).unwrap();
+        assert_eq!(both.intervals.len(), 6);
+        assert_eq!(both.by_tag()["gate/0"].len(), 4);
     }
 
     #[test]

@@ -7,8 +7,10 @@ mod figures;
 pub mod finish;
 #[cfg(test)]
 mod fixture;
+mod header;
 pub mod hgrm;
 pub mod histogram;
+pub mod latency_table;
 pub mod model;
 pub mod plot;
 pub mod text;

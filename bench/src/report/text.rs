@@ -1,13 +1,11 @@
 //! A report as text for people.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use super::figures::{Cell, Table, count, figure, paragraph, percentile};
+use super::header;
 use super::histogram::{PERCENTILES, supported};
-use super::model::{
-    Better, Measure, PathReport, PeerInfo, Placement, PointReport, Report, Run, ScenarioReport,
-};
+use super::model::{Better, Measure, PathReport, PointReport, Report, Run, ScenarioReport};
 use crate::stats::Spread;
 
 /// Whose ratios to the others are printed.
@@ -16,40 +14,9 @@ const SUBJECT: &str = "gate";
 /// A whole report.
 #[must_use]
 pub fn report(report: &Report) -> String {
-    let mut text = header(report);
+    let mut text = header::text(report);
     for scenario in &report.scenarios {
         text.push_str(&one_scenario(scenario));
-    }
-    text
-}
-
-/// What a report is of: shared with comparisons.
-#[must_use]
-pub fn header(report: &Report) -> String {
-    let mut text = format!("gate-bench of {}\n\n", report.started);
-    for (name, value) in [
-        ("command", report.command.clone()),
-        ("commit", report.commit.clone()),
-        ("host", report.host.line()),
-        ("CPUs", placement(&report.placement)),
-        ("rounds", rounds(report)),
-    ] {
-        text.push_str(&paragraph(&format!("{name:<9}"), &value));
-    }
-    text.push_str("\nChanged on the host for the time of the run, and put back:\n");
-    if report.host_changes.is_empty() {
-        text.push_str("  nothing\n");
-    }
-    let changes = &report.host_changes;
-    let name_width = width(changes.iter().map(|change| change.setting.as_str()));
-    for change in changes {
-        let (name, before, during) = (&change.setting, &change.before, &change.during);
-        let _ = writeln!(text, "  {name:<name_width$}   {before} -> {during}");
-    }
-    text.push_str("\nPeers:\n");
-    let name_width = width(report.peers.iter().map(|peer| peer.name.as_str()));
-    for peer in &report.peers {
-        text.push_str(&one_peer(peer, name_width));
     }
     text
 }
@@ -65,14 +32,13 @@ pub fn notes(point: &PointReport) -> Vec<String> {
             notes.push(format!("{peer} was left out: {why}"));
         }
         for run in path.runs.iter().filter(|run| run.repeated > 0) {
-            let times = if run.repeated == 1 { "once" } else { "times" };
-            let number = match run.repeated {
-                1 => String::new(),
-                more => format!("{more} "),
+            let times = match run.repeated {
+                1 => "once".to_owned(),
+                more => format!("{more} times"),
             };
             let round = run.round + 1;
             notes.push(format!(
-                "{peer}, round {round}: repeated {number}{times} because it was disturbed"
+                "{peer}, round {round}: repeated {times} because it was disturbed"
             ));
         }
         for run in &path.runs {
@@ -87,8 +53,14 @@ pub fn notes(point: &PointReport) -> Vec<String> {
         let by_load: Vec<String> = by_load.map(|run| (run.round + 1).to_string()).collect();
         if !by_load.is_empty() {
             let rounds = by_load.join(", ");
+            let word = if by_load.len() == 1 {
+                "round"
+            } else {
+                "rounds"
+            };
             notes.push(format!(
-                "{peer}, round {rounds}: the load was the bottleneck, not the proxy, which could do more"
+                "{peer}, {word} {rounds}: the load was the bottleneck, not the proxy, which could do \
+                 more"
             ));
         }
     }
@@ -113,58 +85,6 @@ pub fn better(better: Better) -> &'static str {
         Better::Lower => "(less is better)",
         Better::Higher => "(more is better)",
     }
-}
-
-/// CPUs as `0-3,6`.
-#[must_use]
-pub fn cpu_list(cpus: &[usize]) -> String {
-    let mut ranges: Vec<(usize, usize)> = Vec::new();
-    for &cpu in cpus {
-        match ranges.last_mut() {
-            Some((_, last)) if *last + 1 == cpu => *last = cpu,
-            _ => ranges.push((cpu, cpu)),
-        }
-    }
-    let range = |(first, last): &(usize, usize)| {
-        if first == last {
-            first.to_string()
-        } else {
-            format!("{first}-{last}")
-        }
-    };
-    ranges.iter().map(range).collect::<Vec<_>>().join(",")
-}
-
-fn placement(placement: &Placement) -> String {
-    let cpus = |cpus: &[usize]| match cpus {
-        [] => "not bound".to_owned(),
-        cpus => cpu_list(cpus),
-    };
-    let gate = cpus(&placement.gate_cpus);
-    let load = cpus(&placement.load_cpus);
-    format!("gate and its peers: {gate}; load and backend: {load}")
-}
-
-fn rounds(report: &Report) -> String {
-    format!(
-        "{} of every point, interleaved, each measured for {} s",
-        report.rounds, report.seconds
-    )
-}
-
-fn one_peer(peer: &PeerInfo, name_width: usize) -> String {
-    let head = format!("  {:<name_width$}   ", peer.name);
-    let below = " ".repeat(head.len());
-    if let Some(why) = &peer.absent {
-        return paragraph(&head, &format!("absent: {why}"));
-    }
-    let version = peer.version.as_deref().unwrap_or("no version of its own");
-    let mut text = paragraph(&head, version);
-    for command in &peer.commands {
-        // Not broken, so that it can be copied.
-        let _ = writeln!(text, "{below}$ {command}");
-    }
-    text
 }
 
 fn one_scenario(scenario: &ScenarioReport) -> String {
@@ -236,7 +156,7 @@ fn ratios(point: &PointReport) -> String {
     }
     let name = &subject.peer;
     format!(
-        "  Ratios, paired by round: 0.800 says that {name} has 0.800 of what the other has\n{}",
+        "  Ratios, paired by round (0.800: {name}'s figure is 0.800 of the other's)\n{}",
         table.print(4)
     )
 }
@@ -301,6 +221,13 @@ fn sides(point: &PointReport) -> String {
     if names.is_empty() {
         return String::new();
     }
+    let order = ["proxy", "load", "backend"];
+    names.sort_by_key(|name| {
+        order
+            .iter()
+            .position(|known| known == name)
+            .unwrap_or(order.len())
+    });
     let mut head = vec![vec!["peer".to_owned()]];
     for name in &names {
         head.push(vec![(*name).to_owned(), "CPUs".to_owned()]);
@@ -351,10 +278,6 @@ fn measured(point: &PointReport) -> impl Iterator<Item = &PathReport> {
     point.paths.iter().filter(|path| !path.runs.is_empty())
 }
 
-fn width<'a>(names: impl Iterator<Item = &'a str>) -> usize {
-    names.map(|name| name.chars().count()).max().unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::fixture;
@@ -398,11 +321,6 @@ mod tests {
         assert!(row.contains("999*"), "p99.9 has 5 values beyond: {row}");
         assert!(!row.contains("99.0*"), "p99 has 50: {row}");
         assert!(text.contains(MARKED));
-    }
-
-    #[test]
-    fn cpus_are_printed_as_ranges() {
-        assert_eq!(cpu_list(&[0, 1, 2, 5, 7, 8]), "0-2,5,7-8");
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use anyhow::Result;
 use plotters::style::Color;
 
-use super::canvas::{Anchor, Canvas, FAINT, GRID, INK, Type, clip, colour, is_subject, pixel};
+use super::canvas::{
+    Anchor, Canvas, FAINT, GRID, INK, Type, clip, colour, is_subject, name_width, pixel,
+};
 use super::{Frame, TITLE_HEIGHT};
 use crate::report::figures::figure;
 use crate::report::model::{Measure, PathReport};
@@ -11,7 +13,6 @@ use crate::report::text::better;
 
 const ROW: i32 = 27;
 const BAR: i32 = 15;
-const NAMES: i32 = 88;
 const FIGURES: i32 = 66;
 
 /// The height of a panel for so many peers.
@@ -39,8 +40,9 @@ pub fn draw(
         .iter()
         .filter_map(|path| path.spread.get(&measure.key));
     let highest = spreads.map(|spread| spread.max).fold(0.0, f64::max);
-    let zero = frame.x + NAMES;
-    let width = f64::from(frame.width - NAMES - FIGURES);
+    let names = name_width(paths.iter().map(|path| path.peer.as_str()));
+    let zero = frame.x + names + 8;
+    let width = f64::from(frame.width - names - 8 - FIGURES);
     let at = |value: f64| {
         let share = if highest > 0.0 { value / highest } else { 0.0 };
         zero + pixel(width * share.clamp(0.0, 1.0))
@@ -49,7 +51,7 @@ pub fn draw(
     for (path, y) in paths.iter().zip((top + ROW / 2..).step_by(ROW as usize)) {
         let mut name = Type::of(12).anchor(Anchor::Right);
         name.bold = is_subject(&path.peer);
-        canvas.text((zero - 8, y), name, &clip(&path.peer, NAMES - 8, 12))?;
+        canvas.text((zero - 8, y), name, &clip(&path.peer, names, 12))?;
         let Some(spread) = path.spread.get(&measure.key) else {
             let why = match path.left_out {
                 Some(_) => "left out",

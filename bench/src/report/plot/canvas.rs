@@ -55,10 +55,12 @@ pub fn is_known(peer: &str) -> bool {
     PEERS.iter().any(|(name, _)| *name == peer)
 }
 
-/// A colour for what is no peer, a different one for each of the first seven.
+/// A colour for what is no peer, a different one for each of the first six.
 #[must_use]
 pub fn in_turn(index: usize) -> RGBColor {
-    PEERS[index % PEERS.len()].1
+    let coloured = PEERS.iter().filter(|(name, _)| *name != "direct");
+    let colours: Vec<RGBColor> = coloured.map(|(_, colour)| *colour).collect();
+    colours[index % colours.len()]
 }
 
 /// Whether it is the peer that the others are compared with.
@@ -199,6 +201,16 @@ pub fn clip(text: &str, width: i32, size: i32) -> String {
     }
     let cut: String = text.chars().take(fits.saturating_sub(3)).collect();
     format!("{}...", cut.trim_end())
+}
+
+/// Longer names are cut, in pixels.
+pub const MAX_NAME: i32 = 170;
+
+/// The room that names need, at most [`MAX_NAME`].
+#[must_use]
+pub fn name_width<'a>(names: impl Iterator<Item = &'a str>) -> i32 {
+    let longest = names.map(|name| name.chars().count()).max().unwrap_or(0);
+    (i32::try_from(longest).unwrap_or(MAX_NAME).min(MAX_NAME) * 15 / 2 + 4).min(MAX_NAME)
 }
 
 /// A position on the page, between pixels, as a pixel.

@@ -3,12 +3,13 @@
 use anyhow::Result;
 use plotters::style::{Color, RGBColor};
 
-use super::canvas::{Anchor, Canvas, FAINT, GRID, Type, clip, is_subject, pixel};
+use super::canvas::{
+    Anchor, Canvas, FAINT, GRID, MAX_NAME, Type, clip, is_subject, name_width, pixel,
+};
 use super::{Frame, TITLE_HEIGHT};
 use crate::report::figures::{figure, percentile};
 use crate::report::histogram::supported;
 
-const NAMES: i32 = 96;
 const VALUES: i32 = 52;
 const PERCENTS: i32 = 22;
 const LINE: i32 = 14;
@@ -70,7 +71,9 @@ impl Axes {
         let (low, high) = if high > 0.0 { (low, high) } else { (1.0, 10.0) };
         Self {
             left: frame.x + VALUES,
-            right: frame.x + frame.width - NAMES,
+            right: frame.x + frame.width
+                - name_width(curves.iter().map(|curve| curve.name.as_str()))
+                - 17,
             top: frame.y + TITLE_HEIGHT + 4,
             bottom: frame.y + frame.height - PERCENTS,
             low: low / 1.15,
@@ -156,28 +159,50 @@ impl Axes {
             .collect();
         names.sort_by_key(|(y, _)| *y);
         let ends: Vec<i32> = names.iter().map(|(y, _)| *y).collect();
-        for ((end, curve), y) in names.into_iter().zip(apart(&ends, self.bottom)) {
+        for ((end, curve), y) in names.into_iter().zip(apart(&ends, self.top, self.bottom)) {
             let (from, to) = (self.right + 3, self.right + 12);
             canvas.line(vec![(from, end), (to, y)], curve.colour.mix(0.6), 1)?;
             let mut style = Type::of(12).colour(curve.colour);
             style.bold = is_subject(&curve.name);
-            canvas.text((to + 3, y), style, &clip(&curve.name, NAMES - 15, 12))?;
+            canvas.text((to + 3, y), style, &clip(&curve.name, MAX_NAME, 12))?;
         }
         Ok(())
     }
 }
 
-/// Rising positions at least a line apart, and none below the bottom.
-fn apart(ends: &[i32], bottom: i32) -> Vec<i32> {
-    let mut places: Vec<i32> = Vec::with_capacity(ends.len());
+/// Positions at least a line apart between top and bottom, for rising ends: those that
+/// would touch stand around the middle of their ends.
+fn apart(ends: &[i32], top: i32, bottom: i32) -> Vec<i32> {
+    // Of each group: the first position, how many, and the sum of the first positions
+    // that would put each member at its end.
+    let mut groups: Vec<(i32, i32, i32)> = Vec::new();
     for &end in ends {
-        let free = places.last().map_or(i32::MIN, |last| last + LINE);
-        places.push(end.max(free));
+        let mut group = (end, 1, end);
+        while let Some(&(first, count, sum)) = groups.last() {
+            if first + count * LINE <= group.0 {
+                break;
+            }
+            groups.pop();
+            let members = count + group.1;
+            let sum = sum + group.2 - group.1 * count * LINE;
+            group = (sum / members, members, sum);
+        }
+        groups.push(group);
     }
+    let places = groups.into_iter().flat_map(|(first, count, _)| {
+        let members = 0..count;
+        members.map(move |member| first + member * LINE)
+    });
+    let mut places: Vec<i32> = places.collect();
     let mut free = bottom;
     for place in places.iter_mut().rev() {
         *place = (*place).min(free);
         free = *place - LINE;
+    }
+    free = top;
+    for place in &mut places {
+        *place = (*place).max(free);
+        free = *place + LINE;
     }
     places
 }
@@ -197,9 +222,13 @@ mod tests {
 
     #[test]
     fn names_do_not_touch() {
-        assert_eq!(apart(&[10, 12, 100], 200), [10, 24, 100]);
-        assert_eq!(apart(&[190, 195, 198], 200), [172, 186, 200]);
-        assert!(apart(&[], 200).is_empty());
+        assert_eq!(apart(&[20, 22, 100], 0, 200), [14, 28, 100]);
+        assert_eq!(apart(&[190, 195, 198], 0, 200), [172, 186, 200]);
+        let many = apart(&[50, 51, 60, 62, 75, 90, 91], 0, 200);
+        assert!(many.is_sorted_by(|a, b| a + LINE <= *b), "{many:?}");
+        assert!(many[0] < 50 && many[6] > 91, "{many:?}");
+        assert_eq!(apart(&[3, 4], 0, 200), [0, 14]);
+        assert!(apart(&[], 0, 200).is_empty());
     }
 
     #[test]

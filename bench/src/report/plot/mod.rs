@@ -7,7 +7,7 @@ mod curves;
 use std::path::Path;
 
 use anyhow::Result;
-use plotters::style::Color;
+use plotters::style::{Color, RGBColor};
 
 use self::canvas::{Canvas, FAINT, GRID, Type, clip, colour};
 use self::curves::Curve;
@@ -86,15 +86,9 @@ pub fn latencies(of: &str, distributions: &[Distribution]) -> Result<String> {
 }
 
 /// Files have no colour of their own, and two must not have the same.
-fn colour_among(
-    index: usize,
-    of: &Distribution,
-    all: &[Distribution],
-) -> plotters::style::RGBColor {
-    let own = colour(&of.name);
-    let is_peer = canvas::is_known(&of.name);
-    if is_peer || all.len() == 1 {
-        return own;
+fn colour_among(index: usize, of: &Distribution, all: &[Distribution]) -> RGBColor {
+    if all.iter().all(|one| canvas::is_known(&one.name)) {
+        return colour(&of.name);
     }
     canvas::in_turn(index)
 }
@@ -113,11 +107,13 @@ fn scenario_head(
         &clip(&title, WIDTH - 2 * MARGIN, 20),
     )?;
     let faint = Type::of(12).colour(FAINT);
-    let rounds = format!(
-        "bars: median of {} interleaved rounds of {} s; whiskers: lowest to highest; curves: all \
-         rounds together, faint where fewer than 10 values are beyond",
+    let mut rounds = format!(
+        "bars: median of {} interleaved rounds of {} s; whiskers: lowest to highest",
         report.rounds, report.seconds
     );
+    if scenario.points.iter().any(is_timed) {
+        rounds += "; curves: all rounds together, faint where fewer than 10 values are beyond";
+    }
     canvas.text(
         (MARGIN, y + 56),
         faint,
@@ -200,10 +196,17 @@ fn scenario_height(scenario: &ScenarioReport) -> i32 {
 }
 
 fn point_height(point: &PointReport) -> i32 {
-    let timed = point.paths.iter().any(|path| path.latency.is_some());
     let bars = bars::height(&point.paths);
-    let panels = if timed { bars.max(CURVES_HEIGHT) } else { bars };
+    let panels = if is_timed(point) {
+        bars.max(CURVES_HEIGHT)
+    } else {
+        bars
+    };
     POINT_HEAD + panels + GAP
+}
+
+fn is_timed(point: &PointReport) -> bool {
+    point.paths.iter().any(|path| path.latency.is_some())
 }
 
 /// What a plot of latencies says of them.
