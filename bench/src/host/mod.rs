@@ -2,3 +2,8 @@
 //! CPUs, network devices.
 
 pub mod facts;
+pub mod namespace;
+pub mod network;
+pub mod nic;
+pub mod queues;
+pub mod veth;
