@@ -318,10 +318,11 @@ fn spawn_worker(
     };
     let thread = std::thread::Builder::new().name(format!("worker-{id}"));
     let body = move || {
-        if let Some(cpu) = cpu
-            && let Err(error) = host::pin_to_cpu(cpu)
-        {
-            tracing::warn!(%error, worker = id, cpu, "not pinned");
+        if let Some(cpu) = cpu {
+            match host::pin_to_cpu(cpu) {
+                Ok(()) => state.stats[id].pinned(cpu),
+                Err(error) => tracing::warn!(%error, worker = id, cpu, "not pinned"),
+            }
         }
         // A gate with a worker less would look well and lose a part of its
         // clients: whatever ends one ends gate.

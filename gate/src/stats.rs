@@ -3,9 +3,11 @@
 //! Each worker has its own [`Stats`] and is its only writer, so a count is a
 //! relaxed load and a store on a cache line of its own: no locked instruction
 //! and no shared line between workers. The control plane sums them when it is
-//! asked. Who is connected is not counted here: that is in the ledger.
+//! asked. Who is connected, and against which limit, is not counted here: that is
+//! in the ledger.
 #![forbid(unsafe_code)]
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -57,6 +59,10 @@ impl Direction {
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Stats {
+    accepted: Counter,
+    connections: Counter,
+    /// Written once, when the thread begins.
+    cpu: OnceLock<usize>,
     relayed: [Counter; 2],
     admission: Histogram,
     backend_connect: Histogram,
@@ -75,6 +81,9 @@ impl Stats {
     #[must_use]
     pub fn new(listeners: usize, backends: usize) -> Self {
         Self {
+            accepted: Counter::default(),
+            connections: Counter::default(),
+            cpu: OnceLock::new(),
             relayed: Default::default(),
             admission: Histogram::default(),
             backend_connect: Histogram::default(),
@@ -85,6 +94,22 @@ impl Stats {
             rejected: (0..listeners).map(|_| Row::default()).collect(),
             connect_failures: (0..backends).map(|_| Row::default()).collect(),
         }
+    }
+
+    /// The worker's thread runs on this CPU alone.
+    pub fn pinned(&self, cpu: usize) {
+        // A second call would be about the same thread.
+        let _ = self.cpu.set(cpu);
+    }
+
+    /// accept gave a connection.
+    pub fn accepted(&self) {
+        self.accepted.add(1);
+    }
+
+    /// So many connections are open now.
+    pub fn holds(&self, connections: usize) {
+        self.connections.set(connections as u64);
     }
 
     /// A client was refused at a listener (its place in the configuration).
@@ -142,6 +167,24 @@ impl Stats {
 
 /// Reading: any thread, any time.
 impl Stats {
+    /// The CPU that the worker is pinned to.
+    #[must_use]
+    pub fn cpu(&self) -> Option<usize> {
+        self.cpu.get().copied()
+    }
+
+    /// Connections that accept gave, refused ones included.
+    #[must_use]
+    pub fn accepted_count(&self) -> u64 {
+        self.accepted.get()
+    }
+
+    /// Connections that are open, those being closed included.
+    #[must_use]
+    pub fn connections(&self) -> u64 {
+        self.connections.get()
+    }
+
     /// Refusals at a listener.
     #[must_use]
     pub fn rejected_count(&self, listener: usize, reason: Reason) -> u64 {
@@ -285,6 +328,11 @@ impl Counter {
         self.0.store(count.wrapping_add(more), Ordering::Relaxed);
     }
 
+    #[inline]
+    fn set(&self, count: u64) {
+        self.0.store(count, Ordering::Relaxed);
+    }
+
     fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -307,6 +355,13 @@ mod tests {
         stats.accept_failed(libc::EXDEV);
         assert_eq!(stats.accept_failed_count(0), 1);
         assert_eq!(stats.accept_failed_count(ACCEPT_ERRORS.len()), 1);
+        stats.accepted();
+        stats.accepted();
+        stats.holds(1);
+        assert_eq!((stats.accepted_count(), stats.connections()), (2, 1));
+        assert_eq!(stats.cpu(), None);
+        stats.pinned(0);
+        assert_eq!(stats.cpu(), Some(0));
         stats.relayed(Direction::ToClient, 10);
         assert_eq!(stats.relayed_bytes(Direction::ToClient), 10);
         assert_eq!(stats.relayed_bytes(Direction::ToBackend), 0);

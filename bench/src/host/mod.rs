@@ -4,4 +4,9 @@
 pub mod cpus;
 pub mod facts;
 pub mod interrupt;
+pub mod namespace;
+pub mod network;
+pub mod nic;
+pub mod queues;
 pub mod settings;
+pub mod veth;

@@ -1,12 +1,15 @@
 //! A child process that does not outlive us.
 
 use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use rustix::thread::{CpuSet, sched_setaffinity};
+
+use crate::host::namespace::enter;
 
 /// Time to end after SIGTERM, before SIGKILL.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
@@ -21,7 +24,21 @@ impl Child {
     ///
     /// # Errors
     /// It cannot be started.
-    pub fn spawn(mut command: Command, cpus: &[usize]) -> io::Result<Self> {
+    pub fn spawn(command: Command, cpus: &[usize]) -> io::Result<Self> {
+        Self::spawn_in(command, cpus, None)
+    }
+
+    /// The same, in a network namespace if one is given; all else that the child
+    /// sees is ours.
+    ///
+    /// # Errors
+    /// It cannot be started, or the namespace cannot be entered.
+    pub fn spawn_in(
+        mut command: Command,
+        cpus: &[usize],
+        namespace: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Self> {
+        let namespace = namespace.map(|fd| fd.try_clone_to_owned()).transpose()?;
         let mut set = CpuSet::new();
         for cpu in cpus {
             set.set(*cpu);
@@ -29,10 +46,13 @@ impl Child {
         let bound = !cpus.is_empty();
         command.process_group(0);
         // SAFETY: between fork and exec the closure makes system calls with plain
-        // numbers and a copy of the set; it allocates nothing and takes no lock.
+        // numbers, a descriptor of its own and a copy of the set; it allocates nothing and takes no lock.
         unsafe {
             command.pre_exec(move || {
                 set_parent_process_death_signal(Some(Signal::TERM))?;
+                if let Some(namespace) = &namespace {
+                    enter(namespace.as_fd())?;
+                }
                 if bound {
                     sched_setaffinity(None, &set)?;
                 }

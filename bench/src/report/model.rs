@@ -36,6 +36,9 @@ pub struct Report {
     pub peers: Vec<PeerInfo>,
     /// What was measured, in order.
     pub scenarios: Vec<ScenarioReport>,
+    /// The network device between load and gate, if it was not loopback.
+    #[serde(default)]
+    pub nic: Option<NicReport>,
 }
 
 /// A setting of the machine that was another one during the run.
@@ -183,4 +186,52 @@ pub struct Side {
     /// Run-queue delay: time that its threads were ready to run and had no CPU, as
     /// a share of the run's time, summed over its threads.
     pub delay: f64,
+}
+
+/// The network device between load and gate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NicReport {
+    /// Gate's end.
+    pub device: String,
+    /// Its driver; empty if it has none.
+    pub driver: String,
+    /// How the two ends are apart, in one line.
+    pub about: String,
+    /// What to know before the figures are believed.
+    pub notes: Vec<String>,
+    /// What went through it, one for each run that was looked at.
+    pub runs: Vec<NicRun>,
+}
+
+/// What went through a network device during a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NicRun {
+    /// The scenario and its point.
+    pub name: String,
+    /// Who ran on the near end.
+    pub peer: String,
+    /// What [`QueueRow::packets`] counts.
+    pub packets_of: String,
+    /// By queue.
+    pub rows: Vec<QueueRow>,
+    /// Connections accepted by workers on a CPU that no queue has.
+    pub elsewhere: Option<u64>,
+}
+
+/// A receive queue, and who handles what comes in at it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueRow {
+    /// Its number.
+    pub queue: u32,
+    /// Its interrupt; virtual devices have none.
+    pub irq: Option<u32>,
+    /// The one CPU that handles its packets; `None`: it has none of its own.
+    pub cpu: Option<usize>,
+    /// Gate's worker on that CPU.
+    pub worker: Option<usize>,
+    /// Packets received, see [`NicRun::packets_of`].
+    pub packets: Option<u64>,
+    /// Connections that this worker accepted, from whichever queue: the kernel
+    /// gives them to workers by a hash of its own.
+    pub connections: Option<u64>,
 }

@@ -176,6 +176,22 @@ pub struct Process {
     /// Refusals since the start, by reason; those that never happened are
     /// left out.
     pub rejected: BTreeMap<String, u64>,
+    /// What each worker has, in their order.
+    #[serde(default)]
+    pub worker_loads: Vec<WorkerLoad>,
+}
+
+/// What one worker has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerLoad {
+    /// Its number, from 0.
+    pub worker: usize,
+    /// The CPU that it is pinned to; `null` if it is not.
+    pub cpu: Option<usize>,
+    /// Connections that it accepted since the start, refused ones included.
+    pub accepted: u64,
+    /// Connections that it holds now.
+    pub connections: u64,
 }
 
 /// One kind of limit that is reached now.

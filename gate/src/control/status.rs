@@ -3,7 +3,7 @@
 
 use std::io;
 
-use super::api::{Process, Status};
+use super::api::{Process, Status, WorkerLoad};
 use super::{Shared, connections, limited};
 use crate::host;
 use crate::ledger::{Ledger, LimitSource};
@@ -32,6 +32,7 @@ pub(super) fn of_process(shared: &Shared) -> io::Result<Status> {
         open_fds: host::count_open_fds().ok(),
         max_fds: (state.fds_max != u64::MAX).then_some(state.fds_max),
         rejected: rejected(state),
+        worker_loads: worker_loads(state),
     });
     Ok(status)
 }
@@ -68,6 +69,17 @@ pub const fn phase_word(phase: Phase) -> &'static str {
         Phase::Draining => "draining",
         Phase::Stopping => "stopping",
     }
+}
+
+fn worker_loads(state: &State) -> Vec<WorkerLoad> {
+    let workers = state.stats.iter().enumerate();
+    let loads = workers.map(|(worker, stats)| WorkerLoad {
+        worker,
+        cpu: stats.cpu(),
+        accepted: stats.accepted_count(),
+        connections: stats.connections(),
+    });
+    loads.collect()
 }
 
 fn rejected(state: &State) -> std::collections::BTreeMap<String, u64> {

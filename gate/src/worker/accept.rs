@@ -51,6 +51,7 @@ impl Worker {
     }
 
     pub(super) fn on_accepted(&mut self, listener: usize, socket: OwnedFd, now: Instant) {
+        self.stats.accepted();
         // The end waits for the connections there are, not for new ones.
         if self.phase == Phase::Stopping {
             return actions::reset(&Socket::from(socket));
@@ -100,6 +101,7 @@ impl Worker {
         }
         match self.listeners[listener].socket.accept() {
             Ok((socket, _)) => {
+                self.stats.accepted();
                 self.spare_lent = true;
                 self.enter(listener, socket, false, true, now);
             }

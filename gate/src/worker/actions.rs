@@ -31,7 +31,9 @@ impl Worker {
     pub(super) fn insert(&mut self, mut connection: Connection) -> u32 {
         self.generation = self.generation.wrapping_add(1);
         connection.generation = self.generation;
-        self.connections.insert(connection) as u32
+        let id = self.connections.insert(connection) as u32;
+        self.stats.holds(self.connections.len());
+        id
     }
 
     /// Begins a connection: its bytes may be here already.

@@ -343,6 +343,7 @@ impl Worker {
                 continue;
             }
             let mut connection = self.connections.remove(id as usize);
+            self.stats.holds(self.connections.len());
             // Before the close: between the two it counts once too often, and
             // another worker evicts one too many rather than one too few.
             if connection.evicted {

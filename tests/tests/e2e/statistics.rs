@@ -1,5 +1,6 @@
 //! One truth: `/connections`, `/metrics` and gatectl say the same.
 
+use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ const SOON: Duration = Duration::from_secs(2);
 
 pub fn register(suite: &mut Suite) {
     suite.both("statistics_agree_everywhere", agree);
+    suite.both("workers_show_what_each_of_them_has", workers);
     suite.both("a6_gauges_follow_the_counts_under_load", under_load);
 }
 
@@ -154,6 +156,73 @@ fn same_in_metrics(now: &Connections, metrics: &Metrics, plane: Plane) {
         assert_eq!(metrics.sum(name, labels), value as f64, "{name} {labels:?}");
     }
     assert!(metrics.sum("gate_max_fds", &[]) > metrics.sum("gate_open_fds", &[]));
+}
+
+/// Every connection is counted by the worker that accepted it, and by no other.
+fn workers(stage: &Stage) -> Result<()> {
+    let settings = "[workers]\ncount = 2\npin = \"cpus\"\n[limits.user]\nretired = \"none\"";
+    let gate = Gate::start(stage.plane, stage.postgres.address(), settings)?;
+    assert_eq!(sums(&gate)?, (0, 0));
+    let sessions = gate.open_all(30, "app", "prod")?;
+    let silent = crowd::silent(gate.address(), 6)?;
+    for _ in 0..4 {
+        gate.refused("retired", "prod")?;
+    }
+    // Refused clients may linger for a moment.
+    host::eventually_true(
+        SOON,
+        "40 accepted, 36 held",
+        || Ok(sums(&gate)? == (40, 36)),
+    )?;
+    let metrics = gate.metrics()?;
+    let loads = worker_loads(&gate)?;
+    assert_eq!(loads.len(), 2);
+    for (number, load) in loads.iter().enumerate() {
+        let worker = number.to_string();
+        let of_worker = |name: &str| metrics.sum(name, &[("worker", &worker)]);
+        let accepted = of_worker("gate_worker_connections_accepted_total");
+        assert_eq!(load["accepted"].as_u64(), Some(accepted as u64));
+        let held = of_worker("gate_worker_connections");
+        assert_eq!(load["connections"].as_u64(), Some(held as u64));
+        // The kernel's hash leaves none of 2 without any of 40 but once in 10^11.
+        assert!(accepted > 0.0, "{loads:?}");
+        let cpu = load["cpu"].as_u64().map(|cpu| cpu.to_string());
+        assert_eq!(allowed_cpus(&gate, number)?, cpu);
+    }
+    let text = gate.gatectl(&["status"])?;
+    assert!(text.contains("ACCEPTED"), "{text}");
+    drop((sessions, silent));
+    gate.wait_empty(SOON)?;
+    host::eventually_true(SOON, "40 accepted, none held", || {
+        Ok(sums(&gate)? == (40, 0))
+    })
+}
+
+fn worker_loads(gate: &Gate) -> Result<Vec<serde_json::Value>> {
+    let status: serde_json::Value = serde_json::from_str(&gate.gatectl(&["status", "--json"])?)?;
+    let loads = status["process"]["worker_loads"].as_array();
+    Ok(loads.cloned().unwrap_or_default())
+}
+
+/// The CPUs that the kernel lets a worker's thread run on.
+fn allowed_cpus(gate: &Gate, worker: usize) -> Result<Option<String>> {
+    let name = format!("worker-{worker}\n");
+    for thread in fs::read_dir(format!("/proc/{}/task", gate.pid()?))? {
+        let thread = thread?.path();
+        if fs::read_to_string(thread.join("comm"))? == name {
+            let status = fs::read_to_string(thread.join("status"))?;
+            let allowed = |line: &str| Some(line.strip_prefix("Cpus_allowed_list:")?.trim().into());
+            return Ok(status.lines().find_map(allowed));
+        }
+    }
+    Ok(None)
+}
+
+/// Accepted and held, over all workers.
+fn sums(gate: &Gate) -> Result<(u64, u64)> {
+    let loads = worker_loads(gate)?;
+    let sum = |key: &str| loads.iter().filter_map(|load| load[key].as_u64()).sum();
+    Ok((sum("accepted"), sum("connections")))
 }
 
 /// The gauge is the word that the decision reads: it moves with the very

@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use gate::control::api::Status;
+use gate::control::api::{Status, WorkerLoad};
 
 use crate::connections::listener_table;
-use crate::output::{Output, limit};
+use crate::output::{Output, Table, limit};
 use crate::target::{Failure, Target};
+
+/// More workers than these are summed up in a line.
+const WORKERS_SHOWN: usize = 8;
 
 pub fn run(target: &Target, output: Output) -> Result<(), Failure> {
     output.print(&target.status()?, text)
@@ -60,7 +63,36 @@ pub fn text(status: &Status) -> String {
     if !listeners.is_empty() {
         text += &format!("\n{}", listeners.render());
     }
+    if let Some(process) = &status.process {
+        text += &workers(&process.worker_loads);
+    }
     text
+}
+
+/// As a table, if it leaves the status one screen.
+fn workers(loads: &[WorkerLoad]) -> String {
+    if loads.len() > WORKERS_SHOWN {
+        let connections = || loads.iter().map(|load| load.connections);
+        let (least, most) = (connections().min(), connections().max());
+        return format!(
+            "\na worker has {} to {} connections; each one's are in `gatectl --json status`\n",
+            least.unwrap_or(0),
+            most.unwrap_or(0)
+        );
+    }
+    let mut table = Table::new(["WORKER", "CPU", "ACCEPTED", "CONNECTIONS"]);
+    for load in loads {
+        table.row([
+            load.worker.to_string(),
+            load.cpu.map_or("-".to_owned(), |cpu| cpu.to_string()),
+            load.accepted.to_string(),
+            load.connections.to_string(),
+        ]);
+    }
+    if table.is_empty() {
+        return String::new();
+    }
+    format!("\n{}", table.render())
 }
 
 fn state(status: &Status) -> String {

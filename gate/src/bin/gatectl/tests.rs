@@ -152,6 +152,30 @@ fn the_status_is_one_screen() {
         "{text}"
     );
     assert!(text.contains("sessions        0 of 5000\n"), "{text}");
+    assert!(
+        text.contains("WORKER  CPU  ACCEPTED  CONNECTIONS\n     0    -         0            0\n"),
+        "{text}"
+    );
+    assert!(text.lines().count() < 24, "{text}");
+}
+
+#[test]
+fn many_workers_are_one_line_of_the_status() {
+    let gate = Gate::start();
+    let mut status: Status = gate.target().status().expect("read");
+    let process = status.process.as_mut().expect("it runs");
+    let mut load = process.worker_loads[0].clone();
+    process.worker_loads = (0..64)
+        .map(|worker| {
+            (load.worker, load.connections) = (worker, 3 + worker as u64);
+            load.clone()
+        })
+        .collect();
+    let text = status::text(&status);
+    assert!(
+        text.contains("\na worker has 3 to 66 connections; "),
+        "{text}"
+    );
     assert!(text.lines().count() < 24, "{text}");
 }
 

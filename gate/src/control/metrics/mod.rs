@@ -66,6 +66,7 @@ impl Collector for Gate {
         self.ends(&mut out)?;
         self.backends(&mut out)?;
         self.durations(&mut out)?;
+        self.workers(&mut out)?;
         self.process(&mut out)
     }
 }
@@ -315,6 +316,25 @@ impl Gate {
             "gate_backend_connect_duration",
             "From the dial to the backend's accept",
             self.histogram(Stats::backend_connect),
+        )
+    }
+
+    fn workers(&self, out: &mut Series<'_, '_>) -> fmt::Result {
+        let by_worker = |count: fn(&Stats) -> u64| {
+            let workers = self.state.stats.iter().enumerate();
+            workers.map(move |(worker, stats)| {
+                (labels([("worker", worker.to_string())]), count(stats))
+            })
+        };
+        out.counters(
+            "gate_worker_connections_accepted",
+            "Connections that a worker accepted, refused ones included",
+            by_worker(Stats::accepted_count),
+        )?;
+        out.gauges(
+            "gate_worker_connections",
+            "Connections that a worker holds, pending and refused ones included",
+            by_worker(Stats::connections).map(|(labels, count)| (labels, gauge_value(count))),
         )
     }
 

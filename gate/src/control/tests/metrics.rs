@@ -144,6 +144,8 @@ fn every_count_shows_where_the_interface_says() {
     gate.pending();
     let stats = gate.state.stats.clone();
     for worker in &stats {
+        worker.accepted();
+        worker.holds(4);
         worker.rejected(0, Reason::User);
         worker.startup_failed(StartupFailure::BadStartup);
         worker.closed(CloseReason::BackendReset);
@@ -209,6 +211,8 @@ fn every_count_shows_where_the_interface_says() {
             2.0,
         ),
         (r#"gate_relayed_bytes_total{direction="to_client"}"#, 200.0),
+        (r#"gate_worker_connections_accepted_total{worker="1"}"#, 1.0),
+        (r#"gate_worker_connections{worker="0"}"#, 4.0),
         (r#"gate_cancel_requests_total{outcome="forwarded"}"#, 2.0),
         (r#"gate_limited{scope="user"}"#, 0.0),
         (r#"gate_limited_seconds_total{scope="over_ceiling"}"#, 0.0),

@@ -195,6 +195,20 @@ fn limits_are_set_through_the_control_socket() {
     );
     assert_eq!(status["runtime_limits"], json!(1));
     assert_eq!(status["process"]["pid"], json!(std::process::id()));
+    server.gate.state.stats[1].pinned(3);
+    server.gate.state.stats[1].accepted();
+    server.gate.state.stats[1].holds(1);
+    let (_, text) = server.socket("GET /status", "");
+    let status: Value = serde_json::from_str(&text).expect("JSON");
+    // The count keeps its key.
+    assert_eq!(status["process"]["workers"], json!(2));
+    assert_eq!(
+        status["process"]["worker_loads"],
+        json!([
+            {"worker": 0, "cpu": null, "accepted": 0, "connections": 0},
+            {"worker": 1, "cpu": 3, "accepted": 1, "connections": 1},
+        ])
+    );
     let (status, failure) = server.post("/limits/set", &json!({"key": "user", "value": "1"}));
     assert_eq!(status, 422);
     assert!(
