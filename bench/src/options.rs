@@ -47,6 +47,13 @@ pub struct Options {
     /// CPUs of load and backend; default: the rest
     #[arg(long)]
     pub load_cpus: Option<CpuList>,
+    /// A network device between load and gate instead of loopback; `veth` makes a pair with a
+    /// queue for each of gate's CPUs
+    #[arg(long, value_name = "DEV")]
+    pub nic: Option<String>,
+    /// The network namespace with the other end of that device
+    #[arg(long, value_name = "NAME", requires = "nic")]
+    pub peer_namespace: Option<String>,
     /// gate's kernel plane
     #[arg(long, default_value = "auto", value_parser = ["auto", "required", "off"])]
     pub kernel: String,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -12,14 +13,18 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use crate::backend::Backend;
 use crate::flame::Recording;
 use crate::host::facts::Facts;
+use crate::host::namespace::inside;
+use crate::host::network::Network;
 use crate::host::settings::{self, Changed};
 use crate::host::{cpus, interrupt};
 use crate::load::crew::Place;
 use crate::options::Options;
 use crate::peer::{Kind, Peer};
-use crate::report::model::{PeerInfo, PointReport, Report, SCHEMA, ScenarioReport};
+use crate::report::model::{
+    NicReport, PeerInfo, Placement, PointReport, Report, SCHEMA, ScenarioReport,
+};
 use crate::report::{finish, histogram};
-use crate::runner::{Done, Postgres, Runner};
+use crate::runner::{Done, Nic, Postgres, Runner};
 use crate::scenario::{Point, Scenario};
 
 /// Runs what was asked for.
@@ -30,7 +35,7 @@ use crate::scenario::{Point, Scenario};
 pub fn run(options: &Options) -> Result<()> {
     let started = SystemTime::now();
     let asked = peers(options)?;
-    let placement = cpus::place(options.gate_cpus.as_ref(), options.load_cpus.as_ref())?;
+    let mut placement = cpus::place(options.gate_cpus.as_ref(), options.load_cpus.as_ref())?;
     let plan = options.plan()?;
     fs::create_dir_all(&options.out)
         .with_context(|| format!("cannot make {}", options.out.display()))?;
@@ -39,6 +44,9 @@ pub fn run(options: &Options) -> Result<()> {
     let changed = Changed::make(settings::of_every_run(
         options.congestion_control.as_deref(),
     ))?;
+    let nic = open_nic(options, &mut placement, &asked)?;
+    let listen = nic.as_ref().map(|nic| nic.network.load_address);
+    let load_namespace = nic.as_ref().map(|nic| nic.network.load_namespace());
     let present = asked.iter().filter(|(_, version)| version.is_ok());
     let load = Place {
         cpus: placement.load_cpus.clone(),
@@ -47,7 +55,10 @@ pub fn run(options: &Options) -> Result<()> {
         plan,
         peers: present.map(|(peer, _)| peer.clone()).collect(),
         planes: planes(&asked),
-        backend: Backend::start(Ipv4Addr::LOCALHOST.into(), &load)?,
+        backend: inside(load_namespace, || {
+            Backend::start(listen.unwrap_or(Ipv4Addr::LOCALHOST.into()), &load)
+        })??,
+        nic,
         postgres: options.postgres.map(|address| Postgres {
             address,
             pid: options.postgres_pid,
@@ -70,9 +81,17 @@ pub fn run(options: &Options) -> Result<()> {
         seconds: options.seconds,
         peers: Vec::new(),
         scenarios: Vec::new(),
+        nic: None,
     };
     let outcome = run_scenarios(options, &mut runner, &mut report);
     report.peers = peer_infos(&asked, &runner.commands);
+    report.nic = runner.nic.as_ref().map(|nic| NicReport {
+        device: nic.network.device.name.clone(),
+        driver: nic.network.device.driver.clone(),
+        about: nic.network.about.clone(),
+        notes: nic.network.notes(&runner.placement.load_cpus),
+        runs: nic.runs.clone(),
+    });
     report.complete();
     let written = finish::write(&report, &options.out)?;
     print!("{}", fs::read_to_string(&written.text)?);
@@ -82,6 +101,39 @@ pub fn run(options: &Options) -> Result<()> {
     }
     outcome?;
     complain(&report)
+}
+
+/// The network device that was asked for; gate's workers go where its queues are.
+fn open_nic(
+    options: &Options,
+    placement: &mut Placement,
+    asked: &[(Peer, Result<String>)],
+) -> Result<Option<Nic>> {
+    let Some(device) = &options.nic else {
+        return Ok(None);
+    };
+    let namespace = options.peer_namespace.as_deref();
+    let network = Network::open(
+        device,
+        namespace,
+        &placement.gate_cpus,
+        &placement.load_cpus,
+    )?;
+    placement.gate_cpus = network.worker_cpus()?;
+    let gate_namespace = match network.gate_namespace() {
+        Some(namespace) => namespace.try_clone_to_owned()?,
+        None => fs::File::open("/proc/thread-self/ns/net")?.into(),
+    };
+    let gate = asked.iter().find_map(|(peer, _)| match &peer.kind {
+        Kind::Gate { program, .. } => Some(program.with_file_name("gatectl")),
+        _ => None,
+    });
+    Ok(Some(Nic {
+        network,
+        gate_namespace: Arc::new(gate_namespace),
+        gatectl: gate.context("--nic shows gate's workers: gate is not among the peers")?,
+        runs: Vec::new(),
+    }))
 }
 
 /// Every way that was asked for, and its version, or why it is not there.

@@ -7,6 +7,9 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
@@ -14,12 +17,15 @@ use hdrhistogram::Histogram;
 
 use crate::backend::Backend;
 use crate::host::interrupt;
+use crate::host::namespace::inside;
+use crate::host::network::Network;
+use crate::host::queues::{Counts, GateControl};
 use crate::load::crew::Place;
 use crate::load::pace::Pace;
 use crate::measure::window::{Watch, Who, Window};
 use crate::peer::{Job, Kind, Peer, Proxy, Role};
 use crate::report::histogram::Interval;
-use crate::report::model::{PathReport, Placement, PointReport, Run};
+use crate::report::model::{NicRun, PathReport, Placement, PointReport, Run};
 use crate::scenario::{Plan, Point, Server, Stage};
 
 /// A CPU that is busier than this holds the rate down.
@@ -37,6 +43,8 @@ pub struct Runner {
     pub planes: Vec<Peer>,
     /// The bench's own server.
     pub backend: Backend,
+    /// The network between load and gate, if it is not loopback.
+    pub nic: Option<Nic>,
     /// A real one.
     pub postgres: Option<Postgres>,
     /// Rounds of each point.
@@ -56,6 +64,18 @@ pub struct Postgres {
     pub address: SocketAddr,
     /// Its first process, if its CPU time is to be read.
     pub pid: Option<u32>,
+}
+
+/// A network device between load and gate.
+pub struct Nic {
+    /// The two ends.
+    pub network: Network,
+    /// The network namespace that gate and its peers run in.
+    pub gate_namespace: Arc<OwnedFd>,
+    /// The program `gatectl`.
+    pub gatectl: PathBuf,
+    /// What went through it.
+    pub runs: Vec<NicRun>,
 }
 
 /// A point's figures, and the latencies of each of its paths.
@@ -138,6 +158,9 @@ impl Runner {
         if needs && self.postgres.is_none() {
             return Some("needs a PostgreSQL: --postgres".to_owned());
         }
+        if needs && self.nic.is_some() {
+            return Some("PostgreSQL is not at the other end of --nic".to_owned());
+        }
         if direct && point.role == Role::RefusePolitely {
             // PostgreSQL refuses by itself.
             return None;
@@ -172,10 +195,24 @@ impl Runner {
         peer: &Peer,
         point: &Point,
     ) -> Result<(Run, Option<Histogram<u64>>)> {
-        let proxy = self.start(peer, point)?;
-        let stage = self.stage(peer, point, &proxy);
-        let measured = (point.work)(&stage);
-        let measured = measured.with_context(|| format!("under load of {}", point.name))?;
+        let load = self.nic.as_ref().map(|nic| nic.network.load_namespace());
+        // A proxy ends with the thread that started it: all of it is done in one.
+        let load = load.map(|load| load.try_clone_to_owned()).transpose()?;
+        let measured = inside(load.as_ref().map(AsFd::as_fd), || {
+            let proxy = self.start(peer, point)?;
+            let before = self.counts(&proxy)?;
+            let measured = (point.work)(&self.stage(peer, point, &proxy))
+                .with_context(|| format!("under load of {}", point.name))?;
+            let after = self.counts(&proxy)?;
+            if let (Some(nic), Some(before), Some(after)) = (&mut self.nic, before, after)
+                && round == 0
+            {
+                let queues = &nic.network.device.queues;
+                let run = before.until(&after, queues, &point.name, &peer.name);
+                nic.runs.push(run);
+            }
+            anyhow::Ok(measured)
+        })??;
         let window = &measured.window;
         let bound = point.server != Server::Postgres;
         let run = Run {
@@ -190,6 +227,19 @@ impl Runner {
             disturbed: window.disturbed.clone(),
         };
         Ok((run, measured.latency))
+    }
+
+    /// Of the network device, and of the workers of a gate that was just started.
+    fn counts(&self, proxy: &Proxy) -> Result<Option<Counts>> {
+        let (Some(nic), Some(socket)) = (&self.nic, &proxy.control) else {
+            return Ok(None);
+        };
+        let control = GateControl {
+            gatectl: nic.gatectl.clone(),
+            socket: socket.clone(),
+        };
+        let here = Some(nic.gate_namespace.as_fd());
+        inside(here, || Counts::read(&nic.network, Some(&control)))?.map(Some)
     }
 
     /// Starts a way to the server in the role that a point asks for.
@@ -209,7 +259,11 @@ impl Runner {
         };
         let proxy = peer.start(&Job {
             backend,
-            listen: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            listen: match &self.nic {
+                Some(nic) => nic.network.gate_address,
+                None => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            },
+            namespace: self.nic.as_ref().map(|nic| Arc::clone(&nic.gate_namespace)),
             role: point.role,
             cpus,
             sessions: point.sessions,

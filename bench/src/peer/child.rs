@@ -20,20 +20,12 @@ pub struct Child(std::process::Child);
 
 impl Child {
     /// Starts a command, bound to CPUs if any are given, in a process group of its
-    /// own: the terminal's Ctrl-C is ours to pass on.
-    ///
-    /// # Errors
-    /// It cannot be started.
-    pub fn spawn(command: Command, cpus: &[usize]) -> io::Result<Self> {
-        Self::spawn_in(command, cpus, None)
-    }
-
-    /// The same, in a network namespace if one is given; all else that the child
-    /// sees is ours.
+    /// own: the terminal's Ctrl-C is ours to pass on. In a network namespace, if one
+    /// is given, all else that the child sees is ours.
     ///
     /// # Errors
     /// It cannot be started, or the namespace cannot be entered.
-    pub fn spawn_in(
+    pub fn spawn(
         mut command: Command,
         cpus: &[usize],
         namespace: Option<BorrowedFd<'_>>,
@@ -46,7 +38,8 @@ impl Child {
         let bound = !cpus.is_empty();
         command.process_group(0);
         // SAFETY: between fork and exec the closure makes system calls with plain
-        // numbers, a descriptor of its own and a copy of the set; it allocates nothing and takes no lock.
+        // numbers, a descriptor of its own and a copy of the set; it allocates
+        // nothing and takes no lock.
         unsafe {
             command.pre_exec(move || {
                 set_parent_process_death_signal(Some(Signal::TERM))?;

@@ -20,6 +20,7 @@ pub fn start(job: &Job) -> Proxy {
         address: job.backend,
         pid: None,
         command: None,
+        control: None,
         child: None,
         scratch: None,
         held: Vec::new(),

@@ -1,7 +1,7 @@
 //! gate itself, as a program of some build and an instance of its own.
 
 use std::io::{ErrorKind, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
 
@@ -10,6 +10,8 @@ use anyhow::{Context, Result};
 use super::scratch::Scratch;
 use super::{Job, Proxy, REFUSED_USER, Role, launch, program, template};
 
+/// Of the control socket, in gate's folder.
+const CONTROL: &str = "control.sock";
 const CONFIG: &str = include_str!("../../peers/gate.toml");
 /// A CancelRequest for nobody's session (src/include/libpq/pqcomm.h: length,
 /// CANCEL_REQUEST_CODE, process, key).
@@ -35,9 +37,13 @@ pub fn start(program: &Path, kernel: &str, job: &Job) -> Result<Proxy> {
     if job.role == Role::RefuseHard {
         return start_full(program, job);
     }
-    launch::start("gate", job, |job, address, scratch| {
+    let mut control = None;
+    let mut proxy = launch::start("gate", job, |job, address, scratch| {
+        control = Some(scratch.path(CONTROL));
         command(program, kernel, job, address, scratch)
-    })
+    })?;
+    proxy.control = control;
+    Ok(proxy)
 }
 
 /// Starts gate with one socket more than it allows, so that the kernel resets
@@ -46,7 +52,7 @@ pub fn start(program: &Path, kernel: &str, job: &Job) -> Result<Proxy> {
 /// gate closes a silent socket over the ceiling after two seconds. One that asks for
 /// a cancel stays for as long as the server takes, and this server never answers.
 fn start_full(program: &Path, job: &Job) -> Result<Proxy> {
-    let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let server = TcpListener::bind((job.backend.ip(), 0))?;
     let job = Job {
         backend: server.local_addr()?,
         ..job.clone()
@@ -82,7 +88,7 @@ fn command(
         .args(["--instance", scratch.name()])
         .args(["--kernel", kernel])
         .arg("--control")
-        .arg(scratch.path("control.sock"))
+        .arg(scratch.path(CONTROL))
         .args(["--admin", "off"]);
     Ok(command)
 }

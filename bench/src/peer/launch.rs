@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd as _;
 use std::process::{Command, Stdio};
 use std::sync::Once;
 use std::thread;
@@ -14,6 +15,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use super::child::Child;
 use super::scratch::{self, Scratch};
 use super::{Job, Proxy};
+use crate::host::namespace::inside;
 
 /// A proxy listens by then, or never.
 pub const READY_WITHIN: Duration = Duration::from_secs(15);
@@ -49,7 +51,9 @@ pub fn start_held(
     static SWEPT: Once = Once::new();
     SWEPT.call_once(scratch::sweep);
     raise_descriptors(job)?;
-    let address = free_address(job.listen)?;
+    let namespace = job.namespace.as_ref().map(|namespace| namespace.as_fd());
+    let listen = job.listen;
+    let address = inside(namespace, || free_address(listen))??;
     let scratch = Scratch::new(name)?;
     let mut command = prepare(job, address, &scratch)?;
     let shown = shown(&command, job, address, &scratch);
@@ -58,12 +62,13 @@ pub fn start_held(
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log);
-    let child =
-        Child::spawn(command, &job.cpus).with_context(|| format!("cannot start {shown}"))?;
+    let child = Child::spawn(command, &job.cpus, namespace)
+        .with_context(|| format!("cannot start {shown}"))?;
     let mut proxy = Proxy {
         address,
         pid: Some(child.id()),
         command: Some(shown),
+        control: None,
         child: Some(child),
         scratch: Some(scratch),
         held: Vec::new(),

@@ -18,6 +18,7 @@ mod template;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
 
@@ -65,6 +66,8 @@ pub struct Job {
     pub backend: SocketAddr,
     /// Which address it listens on; the port is free to choose.
     pub listen: IpAddr,
+    /// The network namespace that it runs in; `None`: this one.
+    pub namespace: Option<Arc<OwnedFd>>,
     /// What it does with clients.
     pub role: Role,
     /// The CPUs that it is bound to, with one worker pinned to each; empty: not
@@ -100,6 +103,8 @@ pub struct Proxy {
     /// How it was started, as one would type it, with `$LISTEN`, `$BACKEND` and
     /// `$DIR` in place of what is another one at each start.
     pub command: Option<String>,
+    /// gate's control socket.
+    pub control: Option<PathBuf>,
     // Dropped in this order: what gate leaves behind on purpose is removed after
     // it has ended.
     child: Option<Child>,
@@ -231,6 +236,7 @@ mod tests {
         Job {
             backend: "127.0.0.1:5432".parse().unwrap(),
             listen: [127, 0, 0, 1].into(),
+            namespace: None,
             role: Role::Relay,
             cpus: Vec::new(),
             sessions: 10,

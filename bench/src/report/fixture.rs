@@ -192,6 +192,7 @@ fn empty() -> Report {
             cpu_model: "AMD EPYC 7763 64-Core Processor".to_owned(),
             congestion_control: "cubic".to_owned(),
         },
+        nic: None,
         host_changes: vec![HostChange {
             setting: "net.core.somaxconn".to_owned(),
             before: "4096".to_owned(),

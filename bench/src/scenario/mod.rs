@@ -117,7 +117,7 @@ pub struct Point {
 }
 
 /// Puts a way to the server under a load.
-pub type Work = Box<dyn Fn(&Stage<'_>) -> Result<Measured>>;
+pub type Work = Box<dyn Fn(&Stage<'_>) -> Result<Measured> + Send + Sync>;
 
 /// What came of a load on one way to the server.
 pub struct Measured {
