@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::figures::{Cell, Table, paragraph};
+use super::header::placement;
 use super::model::{Better, Measure, PathReport, PointReport, Report};
 use super::text::better;
 use crate::stats::Spread;
@@ -255,11 +256,7 @@ fn differences(a: &Report, b: &Report) -> Vec<String> {
         ("host", a.host.line(), b.host.line()),
         ("rounds", a.rounds.to_string(), b.rounds.to_string()),
         ("measured for", seconds(a), seconds(b)),
-        (
-            "placement",
-            format!("{:?}", a.placement),
-            format!("{:?}", b.placement),
-        ),
+        ("CPUs", placement(&a.placement), placement(&b.placement)),
     ];
     let mut differences: Vec<String> = pairs
         .into_iter()

@@ -36,7 +36,9 @@ pub fn text(report: &Report) -> String {
     text
 }
 
-fn placement(placement: &Placement) -> String {
+/// Whose work was bound to which CPUs.
+#[must_use]
+pub fn placement(placement: &Placement) -> String {
     let cpus = |cpus: &[usize]| match cpus {
         [] => "not bound".to_owned(),
         cpus => cpu_list(cpus),

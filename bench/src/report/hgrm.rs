@@ -162,8 +162,10 @@ fn row(line: &str) -> Option<Row> {
 
 fn end_of(line: &str) -> Option<(f64, u64)> {
     let max = field(line, "Max")?.parse().ok()?;
-    let count = field(line, "Total count")?.parse().ok()?;
-    Some((max, count))
+    // The Python port writes the name as one word, and decimals.
+    let count = field(line, "Total count").or_else(|| field(line, "TotalCount"))?;
+    let whole = count.split_once('.').map_or(count, |(whole, _)| whole);
+    Some((max, whole.parse().ok()?))
 }
 
 /// The value of `name = value` in a line such as `#[Max = 1.000, Total count = 2]`.
@@ -240,6 +242,13 @@ mod tests {
     fn no_values_are_read_too() {
         let read = read(&text(&latencies())).unwrap();
         assert_eq!((read.count, read.value_at(0.5)), (0, None));
+    }
+
+    #[test]
+    fn the_footer_of_the_python_port_is_read() {
+        let theirs =
+            text(&nanos()).replace("Total count    =        20000", "TotalCount = 20000.000");
+        assert_eq!(read(&theirs).unwrap().count, 20_000);
     }
 
     #[test]
