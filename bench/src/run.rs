@@ -190,8 +190,8 @@ fn planes(asked: &[(Peer, Result<String>)]) -> Vec<Peer> {
     });
     let planes = gate.map(|program| {
         [
-            Peer::gate("gate, kernel plane", program, "required"),
-            Peer::gate("gate, local ledger", program, "off"),
+            Peer::gate("gate", program, "required"),
+            Peer::gate("gate-local", program, "off"),
         ]
     });
     planes.into_iter().flatten().collect()

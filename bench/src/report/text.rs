@@ -6,6 +6,7 @@ use super::figures::{Cell, Table, count, figure, paragraph, percentile};
 use super::header;
 use super::histogram::{PERCENTILES, supported};
 use super::model::{Better, Measure, PathReport, PointReport, Report, Run, ScenarioReport};
+use crate::host::queues;
 use crate::stats::Spread;
 
 /// Whose ratios to the others are printed.
@@ -15,6 +16,9 @@ const SUBJECT: &str = "gate";
 #[must_use]
 pub fn report(report: &Report) -> String {
     let mut text = header::text(report);
+    if let Some(nic) = &report.nic {
+        text.push_str(&queues::table(nic));
+    }
     for scenario in &report.scenarios {
         text.push_str(&one_scenario(scenario));
     }

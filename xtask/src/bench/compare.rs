@@ -77,13 +77,13 @@ fn words_for_both(given: Vec<OsString>, base: &Path, head: &Path) -> Words {
     if !words.name_a_scenario() {
         words.push_scenarios(&SCENARIOS);
     }
-    for (name, program) in [("base", base), ("head", head)] {
+    for (name, program) in [("head", head), ("base", base)] {
         let mut named = OsString::from(format!("{name}="));
         named.push(program);
         words.push("--gate-bin", named);
     }
     if !words.have("--peers") {
-        words.push("--peers", "base,head");
+        words.push("--peers", "head,base");
     }
     words
 }
@@ -128,10 +128,10 @@ mod tests {
 
     #[test]
     fn both_gates_run_and_scenarios_have_a_default() {
-        let gates = "--gate-bin base=b/gate --gate-bin head=h/gate";
+        let gates = "--gate-bin head=h/gate --gate-bin base=b/gate";
         assert_eq!(
             line(&["--rounds", "9"]),
-            format!("relay storm connect --rounds 9 {gates} --peers base,head")
+            format!("relay storm connect --rounds 9 {gates} --peers head,base")
         );
         assert_eq!(
             line(&["bulk", "--peers=base,head,direct"]),
