@@ -5,12 +5,12 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::host;
 
-/// Where `gate` and `gatectl` lie: `GATE_BIN_DIR`, else the target directory
-/// of this test, after `cargo build -p gate --bins`.
+/// Where `gate`, `gatectl` and `gate-bench` lie: `GATE_BIN_DIR`, else the target
+/// directory of this test, after `cargo build -p gate -p gate-bench --bins`.
 ///
 /// # Errors
 /// When the build fails.
@@ -38,6 +38,16 @@ pub fn gatectl() -> Result<PathBuf> {
     Ok(directory()?.join("gatectl"))
 }
 
+/// The bench.
+///
+/// # Errors
+/// When the build fails, or `GATE_BIN_DIR` has none.
+pub fn gate_bench() -> Result<PathBuf> {
+    let bench = directory()?.join("gate-bench");
+    ensure!(bench.is_file(), "there is no {}", bench.display());
+    Ok(bench)
+}
+
 fn find_or_build() -> Result<PathBuf> {
     if let Some(given) = std::env::var_os("GATE_BIN_DIR") {
         let given = PathBuf::from(given);
@@ -54,7 +64,8 @@ fn find_or_build() -> Result<PathBuf> {
         .context("the test does not lie in a target directory")?;
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     build
-        .args(["build", "--quiet", "--package", "gate", "--bins"])
+        .args(["build", "--quiet", "--bins"])
+        .args(["--package", "gate", "--package", "gate-bench"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .env("CARGO_TARGET_DIR", profile.parent().unwrap_or(profile));
     if profile.ends_with("release") {
@@ -62,7 +73,10 @@ fn find_or_build() -> Result<PathBuf> {
     }
     let output = host::run(&mut build, Duration::from_secs(900))?;
     if !output.status.success() {
-        bail!("build gate: {}", String::from_utf8_lossy(&output.stderr));
+        bail!(
+            "build gate and its bench: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
     Ok(profile.to_path_buf())
 }

@@ -87,6 +87,13 @@ impl Postgres {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
+    /// Its first process; `None` once it is stopped.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        let child = self.child.lock().ok()?;
+        child.as_ref().map(Child::id)
+    }
+
     /// The directory of its unix socket.
     #[must_use]
     pub fn socket_directory(&self) -> &Path {

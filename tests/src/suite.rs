@@ -54,9 +54,19 @@ pub type Check = fn(&Stage) -> Result<()>;
 #[derive(Default)]
 pub struct Suite {
     tests: Vec<(String, Plane, Check)>,
+    one_at_a_time: bool,
 }
 
 impl Suite {
+    /// Tests that change the machine, or load it, must not meet each other.
+    #[must_use]
+    pub fn one_at_a_time() -> Self {
+        Self {
+            one_at_a_time: true,
+            ..Self::default()
+        }
+    }
+
     /// A check that holds on both planes.
     pub fn both(&mut self, name: &str, check: Check) {
         self.kernel(name, check);
@@ -77,7 +87,8 @@ impl Suite {
     pub fn run(self) -> ! {
         let mut arguments = Arguments::from_args();
         // Most of a test is waiting, but gate and PostgreSQL need CPU too.
-        arguments.test_threads.get_or_insert(3);
+        let threads = if self.one_at_a_time { 1 } else { 3 };
+        arguments.test_threads.get_or_insert(threads);
         panic::set_hook(Box::new(remember_panic));
         // SAFETY: no other thread runs yet. An error is to tell its place.
         unsafe { std::env::set_var("RUST_LIB_BACKTRACE", "1") };
@@ -160,7 +171,10 @@ fn run_one(stage: &Stage, check: Check) -> Result<(), Failed> {
 fn places(error: &anyhow::Error) -> String {
     let trace = error.backtrace().to_string();
     let mut places = String::new();
-    for line in trace.lines().filter(|line| line.contains("/e2e/")) {
+    for line in trace
+        .lines()
+        .filter(|line| line.contains("/e2e/") || line.contains("/bench/"))
+    {
         places.push_str("\n  ");
         places.push_str(line.trim());
     }

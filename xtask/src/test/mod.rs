@@ -15,7 +15,7 @@ use programs::{TestProgram, Watched};
 use report::{Outcome, Report};
 
 /// The test programs of `tests/tests` that a tier runs; `cargo xtask check` knows no others.
-pub const KNOWN_TEST_TARGETS: [&str; 2] = ["kernel", "e2e"];
+pub const KNOWN_TEST_TARGETS: [&str; 3] = ["kernel", "e2e", "bench"];
 
 /// No test program runs longer; one that does has hung.
 const PROGRAM_TIME_MAX: Duration = Duration::from_secs(20 * 60);
@@ -26,7 +26,9 @@ const PROGRAM_TIME_MAX: Duration = Duration::from_secs(20 * 60);
 unit:   unit, property and documentation tests of all crates, the model check of the\n          \
 token arithmetic (loom), and the reproducible build of the kernel object\n  \
 kernel: the kernel programs on this machine's kernel; needs root\n  \
-e2e:    gate in front of a real PostgreSQL, with psql, pgbench and tokio-postgres\n\n\
+e2e:    gate in front of a real PostgreSQL, with psql, pgbench and tokio-postgres\n  \
+bench:  the bench itself, with every scenario and peer, in moments; says nothing of speed;\n          \
+needs root, HAProxy, PgBouncer and nginx\n\n\
 What cannot run here is skipped by name. With CI=true a skipped test is a failure.\n\
 The last line of the output is the sum: N passed, N failed, N skipped."
 )]
@@ -49,6 +51,7 @@ enum Tier {
     Unit,
     Kernel,
     E2e,
+    Bench,
 }
 
 /// Runs the task. Its last line on standard output is the sum, whatever happens before.
@@ -56,7 +59,7 @@ pub fn main(args: &Args) -> Result<ExitCode> {
     let root = host::root()?;
     let tiers = match args.tier {
         Some(tier) => vec![tier],
-        None => vec![Tier::Unit, Tier::Kernel, Tier::E2e],
+        None => vec![Tier::Unit, Tier::Kernel, Tier::E2e, Tier::Bench],
     };
     if !args.skip_setup {
         set_up(args.tier);
@@ -87,13 +90,16 @@ pub fn main(args: &Args) -> Result<ExitCode> {
 
 /// A machine that cannot be prepared runs what it can; the rest is skipped by name.
 fn set_up(tier: Option<Tier>) {
-    let what = match tier {
-        None => setup::What::All,
-        Some(Tier::Unit) => setup::What::Ebpf,
-        Some(Tier::Kernel | Tier::E2e) => setup::What::Tests,
+    let what: &[setup::What] = match tier {
+        None => &[setup::What::All],
+        Some(Tier::Unit) => &[setup::What::Ebpf],
+        Some(Tier::Kernel | Tier::E2e) => &[setup::What::Tests],
+        Some(Tier::Bench) => &[setup::What::Tests, setup::What::Bench],
     };
-    if let Err(error) = setup::install(what) {
-        eprintln!("setup: {error:#}\nsetup: going on with what is there");
+    for what in what {
+        if let Err(error) = setup::install(*what) {
+            eprintln!("setup: {error:#}\nsetup: going on with what is there");
+        }
     }
 }
 
@@ -119,6 +125,7 @@ fn run_tier(tier: Tier, root: &Path, programs: &[TestProgram], filter: Option<&s
         Tier::Unit => None,
         Tier::Kernel => Some(KNOWN_TEST_TARGETS[0]),
         Tier::E2e => Some(KNOWN_TEST_TARGETS[1]),
+        Tier::Bench => Some(KNOWN_TEST_TARGETS[2]),
     };
     let wanted = |program: &&TestProgram| match name {
         Some(name) => program.is_tier(name),

@@ -1,0 +1,152 @@
+//! What holds for the runs of a path: all figures are there, and what the report
+//! makes of them is what comes out here, too.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+use crate::harness::items;
+use crate::report::Expected;
+
+/// An open loop that is cut off while something is on its way: no mistake of a proxy.
+const CUT_OFF: &str = "due, but not done in the end";
+
+/// The runs, and their spread.
+pub fn expect_path(expected: &Expected<'_>, point: &Value, path: &Value) -> Result<()> {
+    let runs: Vec<&Value> = items(&path["runs"]).collect();
+    let rounds: Vec<u64> = runs
+        .iter()
+        .filter_map(|run| run["round"].as_u64())
+        .collect();
+    ensure!(
+        rounds == (0..expected.rounds as u64).collect::<Vec<_>>(),
+        "rounds: {rounds:?}"
+    );
+    let keys = keys(point)?;
+    for run in &runs {
+        for key in &keys {
+            let value = run["values"][key.as_str()].as_f64();
+            ensure!(value.is_some_and(f64::is_finite), "{key}: {value:?}");
+        }
+        let rate = run["values"]["rate"].as_f64();
+        ensure!(rate.is_some() == expected.rated, "rate: {rate:?}");
+        ensure!(rate.is_none_or(|rate| rate > 0.0), "rate: {rate:?}");
+        let cut_off = run["failure"] == CUT_OFF;
+        ensure!(
+            run["failed"] == 0 || cut_off,
+            "{} failed: {}",
+            run["failed"],
+            run["failure"]
+        );
+        ensure!(
+            run["seconds"].as_f64().is_some_and(|seconds| seconds > 0.0),
+            "no time"
+        );
+        expect_sides(point, path, run)?;
+    }
+    for key in &keys {
+        let values = runs
+            .iter()
+            .filter_map(|run| run["values"][key.as_str()].as_f64());
+        expect_spread(&path["spread"][key.as_str()], values.collect()).context(key.clone())?;
+    }
+    Ok(())
+}
+
+/// Direct has no proxy, except where PostgreSQL itself refuses.
+fn expect_sides(point: &Value, path: &Value, run: &Value) -> Result<()> {
+    let polite = point["name"]
+        .as_str()
+        .is_some_and(|name| name.starts_with("polite"));
+    let proxy = path["peer"] != "direct" || polite;
+    let wanted = ["proxy", "load", "backend"];
+    let wanted = &wanted[usize::from(!proxy)..];
+    let sides: Vec<&str> = items(&run["sides"])
+        .filter_map(|side| side["name"].as_str())
+        .collect();
+    ensure!(sides == wanted, "sides: {sides:?}");
+    for side in items(&run["sides"]) {
+        for share in ["cpus", "delay"] {
+            let value = side[share].as_f64();
+            ensure!(value.is_some_and(|value| value >= 0.0), "{side}");
+        }
+    }
+    Ok(())
+}
+
+/// Ratios of every path to every other one, paired by round.
+pub fn expect_ratios(point: &Value) -> Result<()> {
+    let paths: Vec<&Value> = items(&point["paths"]).collect();
+    for key in keys(point)? {
+        for one in &paths {
+            for other in paths.iter().filter(|other| other["peer"] != one["peer"]) {
+                let name = other["peer"].as_str().context("a peer")?;
+                let found = &one["ratios"][key.as_str()][name];
+                let ratios = paired(one, other, &key);
+                let told = || format!("{key}, {} / {name}", one["peer"]);
+                if ratios.is_empty() {
+                    ensure!(found.is_null(), "{}: a ratio of nothing: {found}", told());
+                } else {
+                    expect_spread(found, ratios).with_context(told)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Of each round that both have; there is no ratio to nothing.
+fn paired(one: &Value, other: &Value, key: &str) -> Vec<f64> {
+    let value = |path: &Value, round: &Value| {
+        let run = items(&path["runs"]).find(|run| run["round"] == *round)?;
+        run["values"][key].as_f64()
+    };
+    let rounds: BTreeSet<String> = items(&one["runs"])
+        .map(|run| run["round"].to_string())
+        .collect();
+    let ratios = rounds.iter().filter_map(|round| {
+        let round: Value = serde_json::from_str(round).ok()?;
+        let (value, to) = (value(one, &round)?, value(other, &round)?);
+        (to != 0.0).then_some(value / to)
+    });
+    ratios.collect()
+}
+
+/// Median, lowest and highest of these values.
+fn expect_spread(found: &Value, mut values: Vec<f64>) -> Result<()> {
+    values.sort_by(f64::total_cmp);
+    let (Some(&min), Some(&max)) = (values.first(), values.last()) else {
+        anyhow::bail!("no values");
+    };
+    let middle = values.len() / 2;
+    let median = if values.len() % 2 == 1 {
+        values[middle]
+    } else {
+        f64::midpoint(values[middle - 1], values[middle])
+    };
+    for (name, value) in [("min", min), ("median", median), ("max", max)] {
+        let shown = found[name]
+            .as_f64()
+            .with_context(|| format!("no {name}: {found}"))?;
+        // Figures go through decimal text.
+        let near = (shown - value).abs() <= value.abs() * 1e-9;
+        ensure!(near, "{name} is {shown} in place of {value}");
+    }
+    ensure!(
+        found["min"].as_f64() <= found["median"].as_f64()
+            && found["median"].as_f64() <= found["max"].as_f64(),
+        "{found}"
+    );
+    Ok(())
+}
+
+/// The columns of a point.
+fn keys(point: &Value) -> Result<Vec<String>> {
+    let keys: Vec<String> = items(&point["measures"])
+        .filter_map(|measure| measure["key"].as_str())
+        .map(str::to_owned)
+        .collect();
+    ensure!(!keys.is_empty(), "a point without measures");
+    Ok(keys)
+}
