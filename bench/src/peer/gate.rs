@@ -2,7 +2,8 @@
 
 use std::io::{ErrorKind, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -37,12 +38,19 @@ pub fn start(program: &Path, kernel: &str, job: &Job) -> Result<Proxy> {
     if job.role == Role::RefuseHard {
         return start_full(program, job);
     }
-    let mut control = None;
+    let mut control = PathBuf::new();
     let mut proxy = launch::start("gate", job, |job, address, scratch| {
-        control = Some(scratch.path(CONTROL));
+        control = scratch.path(CONTROL);
         command(program, kernel, job, address, scratch)
     })?;
-    proxy.control = control;
+    // Over a network device its workers are asked for, and clients can connect
+    // before there is somebody to ask.
+    if job.namespace.is_some() {
+        proxy.wait("has no control socket that answers", || {
+            Ok(UnixStream::connect(&control).ok())
+        })?;
+    }
+    proxy.control = Some(control);
     Ok(proxy)
 }
 

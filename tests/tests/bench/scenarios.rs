@@ -157,7 +157,7 @@ fn mixed(stage: &Stage) -> Result<()> {
         timed: false,
         ..DEFAULT
     };
-    let words = ["--only", "-S", "--pgbench", &pgbench];
+    let words = ["--only=-S", "--pgbench", &pgbench];
     measure(stage, &words, expected).map(drop)
 }
 
