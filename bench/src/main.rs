@@ -48,7 +48,7 @@ struct Line {
 
 #[derive(Subcommand)]
 enum Task {
-    Run(options::Options),
+    Run(Box<options::Options>),
     Report(report::Options),
     Baseline(baseline::Options),
 }

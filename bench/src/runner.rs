@@ -315,7 +315,7 @@ impl Runner {
     /// Who held the rate down.
     fn bottleneck(&self, pace: Pace, window: &Window, bound: bool) -> &'static str {
         let elapsed = window.elapsed.as_secs_f64();
-        let cpus = |name: &str| window.cpu(name).as_secs_f64() / elapsed;
+        let cpus = |name: &str| window.cpu(name).unwrap_or_default().as_secs_f64() / elapsed;
         let ends = cpus("load") + cpus("backend");
         let (gate, load) = (&self.placement.gate_cpus, &self.placement.load_cpus);
         if !bound || gate.is_empty() {

@@ -1,7 +1,6 @@
 //! What a figure is worth nothing without.
 
 use std::fs;
-use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
@@ -40,28 +39,11 @@ impl Facts {
     }
 }
 
-/// The first line that a program says of its version, or why there is none.
-#[must_use]
-pub fn version(program: &str, flag: &str) -> String {
-    let output = Command::new(program)
-        .arg(flag)
-        .stdin(Stdio::null())
-        .output();
-    match output {
-        Ok(output) => first_line(&String::from_utf8_lossy(&output.stdout)),
-        Err(error) => format!("{program}: {error}"),
-    }
-}
-
 fn file(path: &str) -> String {
     match fs::read_to_string(path) {
         Ok(text) => text.trim().to_owned(),
         Err(error) => format!("{path}: {error}"),
     }
-}
-
-fn first_line(text: &str) -> String {
-    text.lines().next().unwrap_or_default().trim().to_owned()
 }
 
 fn cpu_model(cpuinfo: &str) -> String {

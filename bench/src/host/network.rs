@@ -27,7 +27,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use super::namespace::{Namespace, enter, ip};
+use super::namespace::{Namespace, ip};
 use super::nic::{Device, Queue, Sources, online_cpus};
 use super::veth::{self, Pair};
 
@@ -165,15 +165,6 @@ impl Network {
             Ends::Made(pair) => pair.load.as_fd(),
             Ends::Found { load } => load.as_fd(),
         }
-    }
-
-    /// Moves the calling thread, one of the load's, into the load's namespace.
-    ///
-    /// # Errors
-    /// The right is missing.
-    pub fn enter_load(&self) -> Result<()> {
-        enter(self.load_namespace())
-            .context("the load's network namespace cannot be entered; that needs root")
     }
 
     /// The CPUs that gate's workers and its peers are to be bound to: those of the

@@ -28,15 +28,6 @@ impl Pace {
             }),
         }
     }
-
-    /// As a report names it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Closed => "closed",
-            Self::Open { .. } => "open",
-        }
-    }
 }
 
 /// Evenly spaced moments, reckoned from the first, so that they do not drift.

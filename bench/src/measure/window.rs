@@ -110,11 +110,11 @@ impl Watch {
 }
 
 impl Window {
-    /// CPU time of a side; zero if there is no such side.
+    /// CPU time of a side, if there is such a side.
     #[must_use]
-    pub fn cpu(&self, name: &str) -> Duration {
+    pub fn cpu(&self, name: &str) -> Option<Duration> {
         let side = self.sides.iter().find(|(side, _)| *side == name);
-        side.map_or(Duration::ZERO, |(_, used)| used.cpu)
+        side.map(|(_, used)| used.cpu)
     }
 
     /// As the report has it.

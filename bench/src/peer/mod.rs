@@ -147,21 +147,6 @@ impl Peer {
         }
     }
 
-    /// One of [`all`](Self::all).
-    ///
-    /// # Errors
-    /// There is none of this name; says which ones there are.
-    pub fn named(name: &str, gate: &Path, kernel: &str) -> Result<Self> {
-        let mut all = Self::all(gate, kernel);
-        match all.iter().position(|peer| peer.name == name) {
-            Some(index) => Ok(all.swap_remove(index)),
-            None => {
-                let names: Vec<_> = all.into_iter().map(|peer| peer.name).collect();
-                bail!("there is no peer {name:?}; one of {}", names.join(", "))
-            }
-        }
-    }
-
     /// What the installed program says of its version.
     ///
     /// # Errors
@@ -300,20 +285,6 @@ mod tests {
         for setting in ["reject", "deny", "refused", "cpu-map", "affinity"] {
             assert!(!all.contains(setting), "{setting:?} in:\n{all}");
         }
-    }
-
-    #[test]
-    fn peers_are_found_by_name_or_the_names_are_listed() {
-        let gate = Path::new("gate");
-        for peer in Peer::all(gate, "auto") {
-            assert_eq!(Peer::named(&peer.name, gate, "auto").unwrap(), peer);
-        }
-        let error = Peer::named("haprox", gate, "auto").unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "there is no peer \"haprox\"; one of gate, haproxy, pgbouncer, nginx, tokio, \
-             tokio-uring, direct"
-        );
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, bail};
 
+use super::stage::cpu_values;
 use super::{Measured, Point, Stage, measure};
 use crate::load::streams::{self, Way};
 use crate::report::model::Better;
@@ -12,7 +13,7 @@ pub fn points() -> Vec<Point> {
         (Way::Up, "up", "from client to server"),
     ];
     let mut points = Vec::new();
-    for streams in [1, 8] {
+    for (streams, sessions) in [(1, "one session"), (8, "8 sessions")] {
         for (way, name, about) in ways {
             let work = Box::new(move |stage: &Stage<'_>| run(stage, streams, way));
             points.push(Point {
@@ -24,7 +25,10 @@ pub fn points() -> Vec<Point> {
                 ],
                 ..Point::new(
                     format!("{streams} {name}"),
-                    format!("{streams} sessions with an endless COPY {about}, nothing copied or looked at by load and backend"),
+                    format!(
+                        "endless COPY {about} on {sessions}, nothing copied or looked at by load \
+                         and backend"
+                    ),
                     work,
                 )
             });
@@ -44,20 +48,11 @@ fn run(stage: &Stage<'_>, streams: usize, way: Way) -> Result<Measured> {
         bail!("not one byte came through in time");
     }
     let gigabytes = bytes as f64 / 1e9;
-    let all: f64 = window
-        .sides
-        .iter()
-        .map(|(_, used)| used.cpu.as_secs_f64())
-        .sum();
+    let mut values = cpu_values(&window, gigabytes);
+    let rate = gigabytes / window.elapsed.as_secs_f64();
+    values.push(("rate".to_owned(), rate));
     Ok(Measured {
-        values: vec![
-            ("rate".to_owned(), gigabytes / window.elapsed.as_secs_f64()),
-            (
-                "proxy_cpu".to_owned(),
-                window.cpu("proxy").as_secs_f64() / gigabytes,
-            ),
-            ("all_cpu".to_owned(), all / gigabytes),
-        ],
+        values,
         window,
         latency: None,
         failed: tally.failed,

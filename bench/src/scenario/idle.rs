@@ -55,16 +55,16 @@ fn run(stage: &Stage<'_>, count: usize) -> Result<Measured> {
     drop((first, sessions));
     let window = stage.watch.window(&begin, &end);
     let each = |before: f64, after: f64| (after - before) / count as f64;
-    let idle_cpu = window.cpu("proxy").as_secs_f64() * 1e3 / window.elapsed.as_secs_f64();
+    let kernel = each(before.kernel_kib, after.kernel_kib);
+    let mut values = vec![("kernel_kib".to_owned(), kernel)];
+    if let Some(cpu) = window.cpu("proxy") {
+        let user = each(before.user_kib, after.user_kib);
+        let cpu = cpu.as_secs_f64() * 1e3 / window.elapsed.as_secs_f64();
+        values.push(("user_kib".to_owned(), user));
+        values.push(("idle_cpu".to_owned(), cpu));
+    }
     Ok(Measured {
-        values: vec![
-            ("user_kib".to_owned(), each(before.user_kib, after.user_kib)),
-            (
-                "kernel_kib".to_owned(),
-                each(before.kernel_kib, after.kernel_kib),
-            ),
-            ("idle_cpu".to_owned(), idle_cpu),
-        ],
+        values,
         window,
         latency: None,
         failed: 0,

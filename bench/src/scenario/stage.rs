@@ -134,16 +134,22 @@ impl Stage<'_> {
     }
 }
 
-/// Rate, and CPU for each unit.
+/// Rate, and microseconds of CPU for each unit.
 pub fn unit_values(count: u64, window: &Window) -> Vec<(String, f64)> {
-    let each = |time: Duration| time.as_secs_f64() * 1e6 / count as f64;
-    let all = window.sides.iter().map(|(_, used)| used.cpu).sum();
-    vec![
-        (
-            "rate".to_owned(),
-            count as f64 / window.elapsed.as_secs_f64(),
-        ),
-        ("proxy_cpu".to_owned(), each(window.cpu("proxy"))),
-        ("all_cpu".to_owned(), each(all)),
-    ]
+    let mut values = vec![(
+        "rate".to_owned(),
+        count as f64 / window.elapsed.as_secs_f64(),
+    )];
+    values.extend(cpu_values(window, count as f64 / 1e6));
+    values
+}
+
+/// CPU seconds divided by so many; of the proxy only where there is one.
+pub fn cpu_values(window: &Window, by: f64) -> Vec<(String, f64)> {
+    let all: Duration = window.sides.iter().map(|(_, used)| used.cpu).sum();
+    let proxy = window.cpu("proxy").map(|cpu| ("proxy_cpu", cpu));
+    let each = [Some(("all_cpu", all)), proxy];
+    let each = each.into_iter().flatten();
+    each.map(|(key, cpu)| (key.to_owned(), cpu.as_secs_f64() / by))
+        .collect()
 }

@@ -79,8 +79,10 @@ fn run(stage: &Stage<'_>, stalled: usize, pace: Pace) -> Result<Measured> {
     beside.values.extend([
         ("p99_alone".to_owned(), p99_alone),
         ("p99_ratio".to_owned(), p99 / p99_alone),
-        ("stalled_kib".to_owned(), grown),
     ]);
+    if stage.proxy.is_some() {
+        beside.values.push(("stalled_kib".to_owned(), grown));
+    }
     Ok(beside)
 }
 
