@@ -14,3 +14,6 @@ pub mod requests;
 pub mod session;
 pub mod streams;
 pub mod tally;
+
+#[cfg(test)]
+mod stall_tests;

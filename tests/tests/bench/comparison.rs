@@ -21,23 +21,23 @@ fn two_builds(_: &Stage) -> Result<()> {
         "--peers",
         "head,base",
         "--gate-bin",
-        &base,
-        "--gate-bin",
         &head,
+        "--gate-bin",
+        &base,
     ];
     bench.run_well(&bench.words_without_gate(&[&own[..], &QUICK].concat()))?;
     let expected = Expected {
         scenario: "connect",
         points: &["32 clients"],
         rounds: 2,
-        peers: &["base", "head"],
+        peers: &["head", "base"],
         timed: true,
         rated: true,
     };
     // The ratios of each to the other are checked there.
     let report = report::expect(&bench, &expected)?;
     let point = points(&report).next().context("a point")?;
-    let head = &point["paths"][1];
+    let head = &point["paths"][0];
     let ratio = &head["ratios"]["rate"]["base"]["median"];
     ensure!(ratio.is_number(), "head / base: {}", head["ratios"]);
     let text = bench.text()?;

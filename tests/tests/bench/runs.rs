@@ -12,6 +12,9 @@ use crate::report::Expected;
 /// An open loop that is cut off while something is on its way: no mistake of a proxy.
 const CUT_OFF: &str = "due, but not done in the end";
 
+/// Figures of a proxy: without one there are none.
+const OF_PROXY: [&str; 4] = ["proxy_cpu", "user_kib", "idle_cpu", "stalled_kib"];
+
 /// The runs, and their spread.
 pub fn expect_path(expected: &Expected<'_>, point: &Value, path: &Value) -> Result<()> {
     let runs: Vec<&Value> = items(&path["runs"]).collect();
@@ -23,8 +26,15 @@ pub fn expect_path(expected: &Expected<'_>, point: &Value, path: &Value) -> Resu
         rounds == (0..expected.rounds as u64).collect::<Vec<_>>(),
         "rounds: {rounds:?}"
     );
-    let keys = keys(point)?;
+    let proxy = has_proxy(point, path);
+    let (keys, none): (Vec<String>, Vec<String>) = keys(point)?
+        .into_iter()
+        .partition(|key| proxy || !OF_PROXY.contains(&key.as_str()));
     for run in &runs {
+        for key in &none {
+            let value = &run["values"][key.as_str()];
+            ensure!(value.is_null(), "{key} of no proxy: {value}");
+        }
         for key in &keys {
             let value = run["values"][key.as_str()].as_f64();
             ensure!(value.is_some_and(f64::is_finite), "{key}: {value:?}");
@@ -43,7 +53,7 @@ pub fn expect_path(expected: &Expected<'_>, point: &Value, path: &Value) -> Resu
             run["seconds"].as_f64().is_some_and(|seconds| seconds > 0.0),
             "no time"
         );
-        expect_sides(point, path, run)?;
+        expect_sides(proxy, run)?;
     }
     for key in &keys {
         let values = runs
@@ -54,12 +64,13 @@ pub fn expect_path(expected: &Expected<'_>, point: &Value, path: &Value) -> Resu
     Ok(())
 }
 
-/// Direct has no proxy, except where PostgreSQL itself refuses.
-fn expect_sides(point: &Value, path: &Value, run: &Value) -> Result<()> {
-    let polite = point["name"]
-        .as_str()
-        .is_some_and(|name| name.starts_with("polite"));
-    let proxy = path["peer"] != "direct" || polite;
+/// Direct has none, except where PostgreSQL itself refuses.
+fn has_proxy(point: &Value, path: &Value) -> bool {
+    let name = point["name"].as_str();
+    path["peer"] != "direct" || name.is_some_and(|name| name.starts_with("polite"))
+}
+
+fn expect_sides(proxy: bool, run: &Value) -> Result<()> {
     let wanted = ["proxy", "load", "backend"];
     let wanted = &wanted[usize::from(!proxy)..];
     let sides: Vec<&str> = items(&run["sides"])
