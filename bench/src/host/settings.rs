@@ -113,16 +113,16 @@ impl Changed {
             journal: journal.to_owned(),
             notes: Vec::new(),
         };
-        if notes.is_empty() {
-            return Ok(changed);
-        }
+        // Also of no changes: a second bench is to find the first one.
         let noted = Journal {
             pid: std::process::id(),
             notes: notes.clone(),
         };
         match fs::write(journal, serde_json::to_vec(&noted)?) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                eprintln!("host: not root, so these stay as they are:");
+                if !notes.is_empty() {
+                    eprintln!("host: not root, so these stay as they are:");
+                }
                 for note in notes {
                     eprintln!("host:   {}", note.line());
                 }
@@ -286,6 +286,18 @@ mod tests {
         assert_eq!(again.report()[0].before, "32768 60999");
         drop(again);
         assert_eq!(machine.now(), "32768 60999");
+    }
+
+    #[test]
+    fn a_second_bench_is_refused_where_nothing_is_changed() {
+        let machine = Machine::new();
+        fs::write(machine.file(), "1 2").unwrap();
+        let first = machine.change().unwrap();
+        assert!(first.report().is_empty());
+        assert!(machine.change().is_err(), "the first one is alive");
+        drop(first);
+        assert!(machine.change().is_ok());
+        assert!(!machine.journal().exists());
     }
 
     #[test]
