@@ -71,7 +71,7 @@ fn disturbed(_: &Stage) -> Result<()> {
         "--seconds",
         "0.5",
     ];
-    let more = ["--warm-up", "0", "--repeats", "1"];
+    let more = ["--warm-up", "1", "--repeats", "1"];
     let words = bench.words(&[&own[..], &more].concat())?;
     wait_for_others()?;
     let burners = Burners::start()?;
