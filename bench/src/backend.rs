@@ -70,6 +70,16 @@ impl Backend {
         Ok(backend)
     }
 
+    /// Whether all of it still runs.
+    ///
+    /// # Errors
+    /// A thread of it has ended; it has said why.
+    pub fn ensure_runs(&self) -> Result<()> {
+        let ended = self.threads.iter().any(JoinHandle::is_finished);
+        anyhow::ensure!(!ended, "a thread of the backend has ended");
+        Ok(())
+    }
+
     /// Bytes of uploads so far, over all sessions.
     #[must_use]
     pub fn uploaded(&self) -> u64 {

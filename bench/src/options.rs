@@ -58,7 +58,7 @@ pub struct Options {
     #[arg(long, default_value = "auto", value_parser = ["auto", "required", "off"])]
     pub kernel: String,
     /// A real PostgreSQL that lets `postgres`, `bench` and `refused` in without a password: host:port
-    #[arg(long)]
+    #[arg(long, requires = "postgres_pid")]
     pub postgres: Option<SocketAddr>,
     /// Its first process, whose CPU time is read
     #[arg(long, requires = "postgres")]

@@ -1,6 +1,6 @@
 //! A run from its options to its report.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -59,15 +59,16 @@ pub fn run(options: &Options) -> Result<()> {
             Backend::start(listen.unwrap_or(Ipv4Addr::LOCALHOST.into()), &load)
         })??,
         nic,
-        postgres: options.postgres.map(|address| Postgres {
-            address,
-            pid: options.postgres_pid,
-        }),
+        postgres: options
+            .postgres
+            .zip(options.postgres_pid)
+            .map(|(address, pid)| Postgres { address, pid }),
         placement,
         rounds: options.rounds,
         repeats: options.repeats,
         disturbed_above: options.disturbed_above / 100.0,
         commands: BTreeMap::new(),
+        configs: options.out.join("configs"),
     };
     let mut report = Report {
         schema: SCHEMA,
@@ -283,7 +284,7 @@ fn file_name(name: &str) -> String {
 
 fn peer_infos(
     asked: &[(Peer, Result<String>)],
-    commands: &BTreeMap<String, BTreeMap<String, String>>,
+    commands: &BTreeMap<String, BTreeSet<String>>,
 ) -> Vec<PeerInfo> {
     let mut infos: Vec<PeerInfo> = asked
         .iter()
@@ -292,10 +293,11 @@ fn peer_infos(
             version: version.as_ref().ok().cloned(),
             commands: Vec::new(),
             absent: version.as_ref().err().map(|error| format!("{error:#}")),
+            note: peer.note().map(str::to_owned),
         })
         .collect();
     for (name, commands) in commands {
-        let commands = commands.values().cloned().collect();
+        let commands = commands.iter().cloned().collect();
         match infos.iter_mut().find(|info| info.name == *name) {
             Some(info) => info.commands = commands,
             None => infos.push(PeerInfo {
@@ -303,6 +305,7 @@ fn peer_infos(
                 version: None,
                 commands,
                 absent: None,
+                note: None,
             }),
         }
     }

@@ -5,15 +5,17 @@
 //! started for each run and ended after it: none profits from what another run
 //! left, and no idle one takes part.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
+use rustix::process::{Resource, getrlimit};
 
 use crate::backend::Backend;
 use crate::host::interrupt;
@@ -26,10 +28,15 @@ use crate::measure::window::{Watch, Who, Window};
 use crate::peer::{Job, Kind, Peer, Proxy, Role};
 use crate::report::histogram::Interval;
 use crate::report::model::{NicRun, PathReport, Placement, PointReport, Run};
-use crate::scenario::{Plan, Point, Server, Stage};
+use crate::scenario::{Measured, Plan, Point, Server, Stage};
 
 /// A CPU that is busier than this holds the rate down.
 const BUSY: f64 = 0.9;
+
+/// Of what is done: more failures are a failure of the run.
+const FAILED_MAX: f64 = 0.01;
+/// Of this process, besides those of sessions.
+const OWN_DESCRIPTORS: u64 = 256;
 
 /// What all runs have in common.
 pub struct Runner {
@@ -53,8 +60,10 @@ pub struct Runner {
     pub repeats: u32,
     /// Of one CPU, that others may take.
     pub disturbed_above: f64,
-    /// Command lines of each peer, one for each role.
-    pub commands: BTreeMap<String, BTreeMap<String, String>>,
+    /// Command lines of each peer.
+    pub commands: BTreeMap<String, BTreeSet<String>>,
+    /// Where configurations of peers are kept.
+    pub configs: PathBuf,
 }
 
 /// A PostgreSQL that runs already.
@@ -62,8 +71,8 @@ pub struct Runner {
 pub struct Postgres {
     /// Where it listens.
     pub address: SocketAddr,
-    /// Its first process, if its CPU time is to be read.
-    pub pid: Option<u32>,
+    /// Its first process, whose CPU time is read.
+    pub pid: u32,
 }
 
 /// A network device between load and gate.
@@ -104,21 +113,25 @@ impl Runner {
                 let path = PathReport {
                     peer: peer.name.clone(),
                     left_out: self.reason_against(peer, point),
+                    note: peer
+                        .note()
+                        .filter(|_| point.new_sessions)
+                        .map(str::to_owned),
                     ..PathReport::default()
                 };
                 (path, Vec::new())
             })
             .collect();
         for round in 0..self.rounds {
-            for turn in 0..peers.len() {
-                let index = (turn + round as usize) % peers.len();
+            for index in order(&point.name, round, peers.len()) {
                 let (peer, (path, intervals)) = (&peers[index], &mut paths[index]);
                 if path.left_out.is_some() {
                     continue;
                 }
                 interrupt::check()?;
                 match self.run_undisturbed(round, peer, point) {
-                    Ok((run, latency)) => {
+                    Ok((run, latency, thrown_away)) => {
+                        path.thrown_away.extend(thrown_away);
                         eprintln!("{}", progress(scenario, point, &peer.name, &run));
                         let duration = Duration::from_secs_f64(run.seconds);
                         intervals.extend(latency.map(|histogram| Interval {
@@ -156,7 +169,7 @@ impl Runner {
             Server::PostgresIfDirect => direct,
         };
         if needs && self.postgres.is_none() {
-            return Some("needs a PostgreSQL: --postgres".to_owned());
+            return Some("needs a PostgreSQL: --postgres and --postgres-pid".to_owned());
         }
         if needs && self.nic.is_some() {
             return Some("PostgreSQL is not at the other end of --nic".to_owned());
@@ -173,19 +186,18 @@ impl Runner {
         round: u32,
         peer: &Peer,
         point: &Point,
-    ) -> Result<(Run, Option<Histogram<u64>>)> {
-        let mut repeated = 0;
+    ) -> Result<(Run, Option<Histogram<u64>>, Vec<Run>)> {
+        let mut thrown_away: Vec<Run> = Vec::new();
         loop {
             let (mut run, latency) = self.run_once(round, peer, point)?;
-            if let Some(what) = &run.disturbed
-                && repeated < self.repeats
-            {
-                eprintln!("again, because {what}");
-                repeated += 1;
-                continue;
+            run.repeated = u32::try_from(thrown_away.len())?;
+            match &run.disturbed {
+                Some(what) if run.repeated < self.repeats => {
+                    eprintln!("again, because {what}");
+                    thrown_away.push(run);
+                }
+                _ => return Ok((run, latency, thrown_away)),
             }
-            run.repeated = repeated;
-            return Ok((run, latency));
         }
     }
 
@@ -199,10 +211,13 @@ impl Runner {
         // A proxy ends with the thread that started it: all of it is done in one.
         let load = load.map(|load| load.try_clone_to_owned()).transpose()?;
         let measured = inside(load.as_ref().map(AsFd::as_fd), || {
-            let proxy = self.start(peer, point)?;
+            let mut proxy = self.start(peer, point)?;
             let before = self.counts(&proxy)?;
             let measured = (point.work)(&self.stage(peer, point, &proxy))
                 .with_context(|| format!("under load of {}", point.name))?;
+            proxy.ensure_runs()?;
+            self.backend.ensure_runs()?;
+            ensure_few_failed(&measured)?;
             let after = self.counts(&proxy)?;
             if let (Some(nic), Some(before), Some(after)) = (&mut self.nic, before, after)
                 && round == 0
@@ -220,7 +235,7 @@ impl Runner {
             seconds: window.elapsed.as_secs_f64(),
             values: measured.values.into_iter().collect(),
             sides: window.report(),
-            bottleneck: self.bottleneck(point.pace, window, bound).to_owned(),
+            bottleneck: self.bottleneck(peer, point.pace, window, bound).to_owned(),
             failed: measured.failed,
             failure: measured.failure,
             repeated: 0,
@@ -247,6 +262,7 @@ impl Runner {
     /// # Errors
     /// It does not start.
     pub fn start(&mut self, peer: &Peer, point: &Point) -> Result<Proxy> {
+        ensure_descriptors(point)?;
         let postgres = self.postgres.map(|postgres| postgres.address);
         let backend = match (point.server, postgres) {
             (Server::Postgres, Some(address)) => address,
@@ -270,9 +286,10 @@ impl Runner {
         })?;
         if let Some(command) = &proxy.command {
             let commands = self.commands.entry(peer.name.clone()).or_default();
-            let role = format!("{:?}", point.role);
-            commands.entry(role).or_insert_with(|| command.clone());
+            commands.insert(command.clone());
         }
+        let folder = format!("{}-{:?}-{}", peer.name, point.role, point.sessions);
+        proxy.keep_config(&self.configs.join(folder))?;
         Ok(proxy)
     }
 
@@ -282,7 +299,7 @@ impl Runner {
         let real = point.server == Server::Postgres;
         // Refused by PostgreSQL itself, which is in the proxy's place then.
         let refusing = peer.kind == Kind::Direct && point.server == Server::PostgresIfDirect;
-        let postgres = self.postgres.and_then(|postgres| postgres.pid);
+        let postgres = self.postgres.map(|postgres| postgres.pid);
         let mut sides = Vec::new();
         if let Some(pid) = proxy.pid {
             sides.push(("proxy", Who::Tree(pid)));
@@ -296,6 +313,7 @@ impl Runner {
             sides.push(("load", Who::Threads("load-")));
             sides.push(("backend", Who::Threads("backend-")));
         }
+        sides.push(("ksoftirqd", Who::Ksoftirqd));
         Stage {
             target: proxy.address,
             proxy: proxy.pid,
@@ -307,13 +325,14 @@ impl Runner {
                     cpus: self.placement.load_cpus.clone(),
                 }
             },
-            watch: Watch::new(sides, self.disturbed_above),
+            watch: Watch::new(sides, self.disturbed_above, self.nic.is_some()),
             plan: &self.plan,
+            probe: None,
         }
     }
 
     /// Who held the rate down.
-    fn bottleneck(&self, pace: Pace, window: &Window, bound: bool) -> &'static str {
+    fn bottleneck(&self, peer: &Peer, pace: Pace, window: &Window, bound: bool) -> &'static str {
         let elapsed = window.elapsed.as_secs_f64();
         let cpus = |name: &str| window.cpu(name).unwrap_or_default().as_secs_f64() / elapsed;
         let ends = cpus("load") + cpus("backend");
@@ -325,14 +344,56 @@ impl Runner {
         }
         if ends > load.len() as f64 * BUSY {
             "load"
+        } else if cpus("proxy") > peer.cpus_usable(gate.len()) as f64 * BUSY {
+            "proxy"
         } else if pace != Pace::Closed {
             "schedule"
-        } else if cpus("proxy") > gate.len() as f64 * BUSY {
-            "proxy"
         } else {
             "nobody"
         }
     }
+}
+
+/// In which order the ways take their turns: another one in each round, so that no
+/// way always runs after the same other one; the same in each run of the bench.
+fn order(point: &str, round: u32, count: usize) -> Vec<usize> {
+    let mut order: Vec<(u64, usize)> = (0..count)
+        .map(|index| {
+            let mut hasher = DefaultHasher::new();
+            (point, round, index).hash(&mut hasher);
+            (hasher.finish(), index)
+        })
+        .collect();
+    order.sort_unstable();
+    order.into_iter().map(|(_, index)| index).collect()
+}
+
+/// A way that fails some of its clients is not compared by the others.
+fn ensure_few_failed(measured: &Measured) -> Result<()> {
+    let rate = measured.values.iter().find(|(key, _)| key == "rate");
+    let Some((_, rate)) = rate else { return Ok(()) };
+    let done = rate * measured.window.elapsed.as_secs_f64();
+    let share = measured.failed as f64 / done.max(1.0);
+    ensure!(
+        share <= FAILED_MAX,
+        "{} failed beside {done:.0} that did not, such as: {}",
+        measured.failed,
+        measured.failure.as_deref().unwrap_or_default()
+    );
+    Ok(())
+}
+
+/// Both ends of every session are descriptors of this process.
+fn ensure_descriptors(point: &Point) -> Result<()> {
+    let needed = 2 * point.sessions as u64 + OWN_DESCRIPTORS;
+    let limit = getrlimit(Resource::Nofile).maximum;
+    ensure!(
+        limit.is_none_or(|limit| needed <= limit),
+        "{} sessions take {needed} descriptors of load and backend: raise RLIMIT_NOFILE \
+         (ulimit -Hn {needed})",
+        point.sessions
+    );
+    Ok(())
 }
 
 fn progress(scenario: &str, point: &Point, peer: &str, run: &Run) -> String {
@@ -347,4 +408,22 @@ fn progress(scenario: &str, point: &Point, peer: &str, run: &Run) -> String {
         figures.collect::<Vec<_>>().join(", "),
         run.bottleneck
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_round_has_an_order_of_its_own() {
+        let orders: Vec<_> = (0..5).map(|round| order("64 B x 16", round, 7)).collect();
+        for order in &orders {
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, [0, 1, 2, 3, 4, 5, 6]);
+        }
+        let distinct: BTreeSet<_> = orders.iter().collect();
+        assert_eq!(distinct.len(), orders.len());
+        assert_eq!(orders[3], order("64 B x 16", 3, 7));
+    }
 }

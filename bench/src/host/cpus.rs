@@ -56,7 +56,7 @@ pub fn allowed() -> Result<Vec<usize>> {
         .collect())
 }
 
-/// Who is bound to which: as asked for, else half of the CPUs to the proxies and
+/// Who is bound to which: as asked for, else half of the cores to the proxies and
 /// half to load and backend. With one CPU nobody is bound.
 ///
 /// # Errors
@@ -68,32 +68,84 @@ pub fn place(gate: Option<&CpuList>, load: Option<&CpuList>) -> Result<Placement
             bail!("CPU {cpu} is not one of those that this process may use: {allowed:?}");
         }
     }
-    let (first, second) = allowed.split_at(allowed.len() / 2);
+    let cores = cores(&allowed, &siblings);
     let others = |than: &CpuList| -> Vec<usize> {
+        // Nobody is bound where the other side is bound to nothing.
         let free = allowed.iter().filter(|cpu| !than.0.contains(cpu));
-        free.copied().collect()
+        free.copied().filter(|_| !than.0.is_empty()).collect()
     };
-    Ok(match (gate, load) {
-        (Some(gate), Some(load)) => Placement {
-            gate_cpus: gate.0.clone(),
-            load_cpus: load.0.clone(),
-        },
-        (Some(gate), None) if gate.0.is_empty() => Placement::default(),
-        (None, Some(load)) if load.0.is_empty() => Placement::default(),
-        (Some(gate), None) => Placement {
-            gate_cpus: gate.0.clone(),
-            load_cpus: others(gate),
-        },
-        (None, Some(load)) => Placement {
-            gate_cpus: others(load),
-            load_cpus: load.0.clone(),
-        },
-        (None, None) if first.is_empty() => Placement::default(),
-        (None, None) => Placement {
-            gate_cpus: first.to_vec(),
-            load_cpus: second.to_vec(),
-        },
+    let (gate_cpus, load_cpus) = match (gate, load) {
+        (Some(gate), Some(load)) => (gate.0.clone(), load.0.clone()),
+        (Some(gate), None) => (gate.0.clone(), others(gate)),
+        (None, Some(load)) => (others(load), load.0.clone()),
+        (None, None) => halves(&allowed, &cores),
+    };
+    Ok(Placement {
+        notes: notes(&gate_cpus, &load_cpus, &cores),
+        gate_cpus,
+        load_cpus,
     })
+}
+
+/// Whole cores to each side, if there are two of them.
+fn halves(allowed: &[usize], cores: &[Vec<usize>]) -> (Vec<usize>, Vec<usize>) {
+    let sorted = |cores: &[Vec<usize>]| {
+        let mut cpus = cores.concat();
+        cpus.sort_unstable();
+        cpus
+    };
+    match (allowed.len(), cores.len()) {
+        (0 | 1, _) => (Vec::new(), Vec::new()),
+        (_, 1) => {
+            let (first, second) = allowed.split_at(allowed.len() / 2);
+            (first.to_vec(), second.to_vec())
+        }
+        (_, count) => {
+            let (first, second) = cores.split_at(count / 2);
+            (sorted(first), sorted(second))
+        }
+    }
+}
+
+/// CPUs that share what a core has are slowed down by each other.
+fn notes(gate: &[usize], load: &[usize], cores: &[Vec<usize>]) -> Vec<String> {
+    let mut notes = Vec::new();
+    for cpu in gate.iter().filter(|cpu| load.contains(cpu)) {
+        notes.push(format!("CPU {cpu} has proxies and load: they share it"));
+    }
+    for core in cores {
+        let of = |side: &[usize]| side.iter().any(|cpu| core.contains(cpu));
+        if core.len() > 1 && of(gate) && of(load) {
+            notes.push(format!(
+                "CPUs {core:?} are threads of one core, which proxies and load share"
+            ));
+        }
+    }
+    notes
+}
+
+/// CPUs by core, each core where its first CPU is.
+fn cores(allowed: &[usize], siblings: &dyn Fn(usize) -> Vec<usize>) -> Vec<Vec<usize>> {
+    let mut cores: Vec<Vec<usize>> = Vec::new();
+    for cpu in allowed {
+        if cores.iter().any(|core| core.contains(cpu)) {
+            continue;
+        }
+        let all = siblings(*cpu).into_iter().chain([*cpu]);
+        let mut core: Vec<usize> = all.filter(|cpu| allowed.contains(cpu)).collect();
+        core.sort_unstable();
+        core.dedup();
+        cores.push(core);
+    }
+    cores
+}
+
+/// The threads of a CPU's core; none where the kernel does not tell.
+fn siblings(cpu: usize) -> Vec<usize> {
+    let file = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+    let list = std::fs::read_to_string(file).unwrap_or_default();
+    let list = list.trim().parse::<CpuList>();
+    list.map(|list| list.0).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -120,5 +172,19 @@ mod tests {
         assert!(place(Some(&CpuList(vec![CpuSet::MAX_CPU - 1])), None).is_err());
         let free = place(Some(&CpuList(vec![])), None).unwrap();
         assert!(free.gate_cpus.is_empty() && free.load_cpus.is_empty());
+    }
+
+    #[test]
+    fn threads_of_a_core_stay_together() {
+        let allowed = [0, 1, 2, 3];
+        let pairs = cores(&allowed, &|cpu| vec![cpu % 2, cpu % 2 + 2]);
+        assert_eq!(pairs, [[0, 2], [1, 3]]);
+        assert_eq!(halves(&allowed, &pairs), (vec![0, 2], vec![1, 3]));
+        assert!(notes(&[0, 2], &[1, 3], &pairs).is_empty());
+        assert_eq!(notes(&[0, 1], &[2, 3], &pairs).len(), 2);
+        let one = cores(&allowed[..2], &|_| vec![0, 1]);
+        assert_eq!(halves(&allowed[..2], &one), (vec![0], vec![1]));
+        assert_eq!(notes(&[0], &[0, 1], &one).len(), 2);
+        assert_eq!(halves(&[7], &[vec![7]]), (vec![], vec![]));
     }
 }

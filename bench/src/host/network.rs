@@ -193,8 +193,11 @@ impl Network {
 }
 
 fn notes(device: &Device, load_cpus: &[usize]) -> Vec<String> {
-    let mut notes = Vec::new();
     let name = &device.name;
+    let mut notes = vec![format!(
+        "packets of {name} are handled in interrupts: what of it is done while a CPU is idle is in \
+         nobody's CPU time"
+    )];
     let homeless: Vec<String> = device
         .queues
         .iter()
@@ -349,7 +352,7 @@ mod tests {
         };
         assert_eq!(distinct_cpus(&device.queues), [3, 1]);
         assert_eq!(
-            notes(&device, &[1, 2]),
+            notes(&device, &[1, 2])[1..],
             [
                 "eth0: no CPU of its own for queue 3",
                 "eth0: 4 queues on 2 CPUs",
@@ -357,6 +360,6 @@ mod tests {
             ]
         );
         let queues = device.queues[..2].to_vec();
-        assert!(notes(&Device { queues, ..device }, &[]).is_empty());
+        assert_eq!(notes(&Device { queues, ..device }, &[]).len(), 1);
     }
 }

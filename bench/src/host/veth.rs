@@ -36,12 +36,13 @@ pub const GATE_ADDRESS: [u8; 4] = [198, 18, 0, 1];
 pub const LOAD_ADDRESS: [u8; 4] = [198, 18, 0, 2];
 
 /// Settings of a network namespace that a new one does not take over.
-const SETTINGS: [&str; 9] = [
+const SETTINGS: [&str; 10] = [
     "core/somaxconn",
     "ipv4/ip_local_port_range",
     "ipv4/tcp_congestion_control",
     "ipv4/tcp_fin_timeout",
     "ipv4/tcp_max_syn_backlog",
+    "ipv4/tcp_max_tw_buckets",
     "ipv4/tcp_rmem",
     "ipv4/tcp_syncookies",
     "ipv4/tcp_tw_reuse",

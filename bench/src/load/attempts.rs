@@ -12,7 +12,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::crew::{Crew, Member, Place};
 use super::event_loop::{EventLoop, Happened};
-use super::pace::Pace;
+use super::pace::{Pace, Schedule};
 use super::session;
 use super::tally::Tally;
 use crate::wire;
@@ -113,8 +113,12 @@ impl Thread {
             while let Some(due) = schedule.as_mut().and_then(|schedule| schedule.take(now)) {
                 self.waiting.push_back(due);
             }
-            self.begin_what_may(member, schedule.is_none(), now);
-            let until = schedule.as_ref().map(super::pace::Schedule::due);
+            self.begin_what_may(member, schedule.is_none());
+            let may_begin = !self.waiting.is_empty() && self.running.len() < self.at_once;
+            let until = match &schedule {
+                Some(_) if may_begin => Some(now),
+                schedule => schedule.as_ref().map(Schedule::due),
+            };
             self.events.wait(until, &mut told)?;
             for event in &told {
                 self.go_on(*event, member);
@@ -125,7 +129,14 @@ impl Thread {
             }
         }
         let now = Instant::now();
-        if pace != Pace::Closed {
+        if pace == Pace::Closed {
+            for (_, attempt) in &self.running {
+                if now - attempt.begun > session::HUNG {
+                    self.tally
+                        .failed(|| format!("no end after {:?}", session::HUNG));
+                }
+            }
+        } else {
             let running = self.running.iter().map(|(_, attempt)| attempt.due);
             let due = running.chain(self.waiting.iter().copied());
             for late in due
@@ -138,14 +149,14 @@ impl Thread {
         Ok(self.tally)
     }
 
-    fn begin_what_may(&mut self, member: &Member, closed: bool, now: Instant) {
+    fn begin_what_may(&mut self, member: &Member, closed: bool) {
         // Bounded, because an attempt may be over as soon as it has begun.
         for _ in 0..BEGUN_PER_TURN {
             if self.running.len() >= self.at_once {
                 break;
             }
             let due = if closed {
-                Some(now)
+                Some(Instant::now())
             } else {
                 self.waiting.pop_front()
             };
@@ -215,12 +226,17 @@ impl Thread {
             answer.clear();
             self.spare.push(answer);
         }
-        let counts = member.phase.is_measured();
-        match outcome {
-            Ok(Outcome::AsWanted) if counts => self.tally.done(due.elapsed()),
-            Ok(Outcome::Otherwise(what)) if counts => self.tally.failed(|| what),
-            Err(error) if counts => self.tally.failed(|| error.to_string()),
-            _ => {}
+        if !member.phase.is_measured() {
+            return;
+        }
+        let what = match outcome {
+            Ok(Outcome::AsWanted) => return self.tally.done(due.elapsed()),
+            Ok(Outcome::Otherwise(what)) => what,
+            Err(error) => error.to_string(),
+        };
+        match self.attempts.pace {
+            Pace::Closed => self.tally.failed(|| what),
+            Pace::Open { .. } => self.tally.failed_late(due.elapsed(), || what),
         }
     }
 

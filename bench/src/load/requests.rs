@@ -201,10 +201,16 @@ impl Thread {
     /// In an open loop what is overdue counts with the time that has passed, or
     /// a server that stops answering would look as if it had not been asked.
     fn count_unfinished(&mut self) {
+        let now = Instant::now();
         if self.requests.pace == Pace::Closed {
+            for asked in self.sessions.iter().filter_map(|session| session.asked) {
+                if now - asked > session::HUNG {
+                    self.tally
+                        .failed(|| format!("no answer after {:?}", session::HUNG));
+                }
+            }
             return;
         }
-        let now = Instant::now();
         let due = self.sessions.iter().flat_map(|session| {
             let waiting = session.waiting.iter().copied();
             session.asked.into_iter().chain(waiting)

@@ -16,6 +16,8 @@ pub const DATABASE: &str = "postgres";
 
 /// What is on its way for less when a load ends is no sign of a stall.
 pub const LATE: Duration = Duration::from_millis(10);
+/// What is on its way for longer when a load ends, and not by a schedule, hangs.
+pub const HUNG: Duration = Duration::from_secs(1);
 /// Nothing takes longer while sessions are opened.
 const PATIENCE: Duration = Duration::from_secs(10);
 const REPLY_BYTES: usize = 100;

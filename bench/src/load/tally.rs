@@ -20,6 +20,8 @@ pub struct Tally {
     /// Due, but not done when the measured time was over; in `latency` with the
     /// time that had passed by then.
     pub unfinished: u64,
+    /// Of those that failed, how many are in `latency`.
+    missed: u64,
 }
 
 impl Tally {
@@ -32,6 +34,7 @@ impl Tally {
             failed: 0,
             failure: None,
             unfinished: 0,
+            missed: 0,
         }
     }
 
@@ -47,6 +50,14 @@ impl Tally {
         self.done(so_far);
     }
 
+    /// One not done as it should be, which by a schedule was due so long ago: it
+    /// counts among the latencies, or only the lucky ones would.
+    pub fn failed_late(&mut self, so_far: Duration, what: impl FnOnce() -> String) {
+        self.failed(what);
+        self.missed += 1;
+        self.done(so_far);
+    }
+
     /// One not done as it should be.
     pub fn failed(&mut self, what: impl FnOnce() -> String) {
         self.failed += 1;
@@ -56,7 +67,7 @@ impl Tally {
     /// How many were done.
     #[must_use]
     pub fn count(&self) -> u64 {
-        self.latency.len() - self.unfinished
+        self.latency.len() - self.unfinished - self.missed
     }
 
     /// Joins what another thread saw.
@@ -69,6 +80,7 @@ impl Tally {
         self.failed += other.failed;
         self.failure = self.failure.take().or(other.failure);
         self.unfinished += other.unfinished;
+        self.missed += other.missed;
         Ok(())
     }
 }

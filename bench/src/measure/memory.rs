@@ -11,7 +11,7 @@ use super::processes;
 pub struct Memory {
     /// Private, written pages of the proxy's processes.
     pub user_kib: f64,
-    /// Slab, stacks, page tables, vmalloc and socket buffers of the whole
+    /// Slab, stacks, page tables, per-CPU memory, vmalloc and socket buffers of the whole
     /// machine: only differences mean anything, and others' changes are in them.
     pub kernel_kib: f64,
 }
@@ -33,7 +33,13 @@ pub fn now(proxy: Option<u32>) -> Result<Memory> {
         memory.user_kib += field(&text, "Private_Dirty:").with_context(|| path)?;
     }
     let meminfo = fs::read_to_string("/proc/meminfo")?;
-    for name in ["Slab:", "KernelStack:", "PageTables:", "VmallocUsed:"] {
+    for name in [
+        "Slab:",
+        "KernelStack:",
+        "PageTables:",
+        "Percpu:",
+        "VmallocUsed:",
+    ] {
         memory.kernel_kib += field(&meminfo, name).with_context(|| format!("meminfo: {name}"))?;
     }
     let sockstat = fs::read_to_string("/proc/net/sockstat")?;

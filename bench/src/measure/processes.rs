@@ -78,6 +78,24 @@ pub fn of_own_threads(prefix: &str) -> Result<Used> {
     Ok(used)
 }
 
+/// Of every process whose name begins with `prefix`.
+///
+/// # Errors
+/// `/proc` is not readable.
+pub fn of_named(prefix: &str) -> Result<Used> {
+    let mut used = Used::default();
+    for entry in fs::read_dir("/proc")? {
+        let process = entry?.path();
+        let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+        if name.starts_with(prefix)
+            && let Ok(text) = fs::read_to_string(process.join("schedstat"))
+        {
+            used += schedstat(&text).context("schedstat has another form than expected")?;
+        }
+    }
+    Ok(used)
+}
+
 /// The process and its descendants.
 ///
 /// # Errors

@@ -19,6 +19,8 @@ pub enum Who {
     TreeApart(u32),
     /// Children of ours that have ended and were waited for.
     EndedChildren,
+    /// The kernel's threads for network work that no task's time was enough for.
+    Ksoftirqd,
 }
 
 /// Reads what the sides of a run use.
@@ -26,6 +28,7 @@ pub enum Who {
 pub struct Watch {
     sides: Vec<(&'static str, Who)>,
     disturbed_above: f64,
+    over_device: bool,
 }
 
 /// What was used until a moment.
@@ -44,17 +47,21 @@ pub struct Window {
     pub elapsed: Duration,
     /// Every side, in the order of the watch.
     pub sides: Vec<(&'static str, Used)>,
+    /// Sides whose delay is not known.
+    ended: Vec<&'static str>,
     /// What disturbed the run.
     pub disturbed: Option<String>,
 }
 
 impl Watch {
-    /// A run is disturbed if others take more than `disturbed_above` of one CPU.
+    /// A run is disturbed if others take more than `disturbed_above` of one CPU;
+    /// interrupts are the run's own if it goes over a network device.
     #[must_use]
-    pub fn new(sides: Vec<(&'static str, Who)>, disturbed_above: f64) -> Self {
+    pub fn new(sides: Vec<(&'static str, Who)>, disturbed_above: f64, over_device: bool) -> Self {
         Self {
             sides,
             disturbed_above,
+            over_device,
         }
     }
 
@@ -69,6 +76,11 @@ impl Watch {
             let used = match who {
                 Who::Threads(prefix) => processes::of_own_threads(prefix)?,
                 Who::Tree(pid) => processes::of_tree(*pid)?,
+                Who::Ksoftirqd => {
+                    let used = processes::of_named("ksoftirqd/")?;
+                    ours += used.cpu;
+                    used
+                }
                 Who::EndedChildren => Used {
                     cpu: processes::of_waited_for_children(std::process::id())?,
                     delay: Duration::ZERO,
@@ -98,12 +110,19 @@ impl Watch {
         Window {
             elapsed,
             sides: names.zip(used.map(|(now, then)| *now - *then)).collect(),
+            ended: self
+                .sides
+                .iter()
+                .filter(|(_, who)| matches!(who, Who::EndedChildren))
+                .map(|(name, _)| *name)
+                .collect(),
             disturbed: system::disturbance(
                 before.machine,
                 after.machine,
                 after.ours.saturating_sub(before.ours),
                 elapsed,
                 self.disturbed_above,
+                self.over_device,
             ),
         }
     }
@@ -124,7 +143,7 @@ impl Window {
         let side = |(name, used): &(&'static str, Used)| Side {
             name: (*name).to_owned(),
             cpus: share(used.cpu),
-            delay: share(used.delay),
+            delay: (!self.ended.contains(name)).then(|| share(used.delay)),
         };
         self.sides.iter().map(side).collect()
     }

@@ -78,6 +78,13 @@ pub fn start_held(
 }
 
 impl Proxy {
+    /// What it said so far.
+    pub(super) fn log(&self) -> String {
+        let log = self.scratch.as_ref().map(|scratch| scratch.path(LOG));
+        let log = log.and_then(|log| fs::read_to_string(log).ok());
+        log.unwrap_or_default()
+    }
+
     /// Looks until there is something.
     ///
     /// # Errors
@@ -97,13 +104,11 @@ impl Proxy {
                 None => false,
             };
             if ended || begin.elapsed() > READY_WITHIN {
-                let log = self.scratch.as_ref().map(|scratch| scratch.path(LOG));
-                let log = log.and_then(|log| fs::read_to_string(log).ok());
                 bail!(
                     "{} {}:\n{}",
                     self.command.as_deref().unwrap_or_default(),
                     if ended { "ended" } else { complaint },
-                    log.unwrap_or_default()
+                    self.log()
                 );
             }
             thread::sleep(LOOK_EVERY);

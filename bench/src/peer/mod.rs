@@ -90,6 +90,9 @@ pub enum Role {
     RefuseHard,
 }
 
+/// How names of configuration files end.
+const CONFIGS: &[&str] = &["toml", "cfg", "ini", "conf"];
+
 /// Who is refused under [`Role::RefusePolitely`].
 pub const REFUSED_USER: &str = "refused";
 
@@ -177,6 +180,21 @@ impl Peer {
         }
     }
 
+    /// What it does otherwise than the others, where making sessions is measured.
+    #[must_use]
+    pub fn note(&self) -> Option<&'static str> {
+        (self.kind == Kind::Pgbouncer).then_some(pgbouncer::NOTE)
+    }
+
+    /// How many of so many CPUs it can use.
+    #[must_use]
+    pub fn cpus_usable(&self, cpus: usize) -> usize {
+        match self.kind {
+            Kind::Pgbouncer => cpus.min(1),
+            _ => cpus,
+        }
+    }
+
     /// Starts it; it accepts connections when this returns.
     ///
     /// # Errors
@@ -193,6 +211,32 @@ impl Peer {
             Kind::Nginx => launch::start("nginx", job, nginx::command),
             Kind::Tokio => baseline::start(Runtime::Tokio, job),
             Kind::TokioUring => baseline::start(Runtime::TokioUring, job),
+        }
+    }
+}
+
+impl Proxy {
+    /// Whether it still runs; no proxy always does.
+    ///
+    /// # Errors
+    /// It has ended, with what it said.
+    pub fn ensure_runs(&mut self) -> Result<()> {
+        if let Some(child) = &mut self.child
+            && child.has_ended()?
+        {
+            bail!("it ended under the load:\n{}", self.log());
+        }
+        Ok(())
+    }
+
+    /// Copies its configuration into a folder.
+    ///
+    /// # Errors
+    /// A file cannot be read or written.
+    pub fn keep_config(&self, folder: &Path) -> Result<()> {
+        match &self.scratch {
+            Some(scratch) => scratch.copy_files(CONFIGS, folder),
+            None => Ok(()),
         }
     }
 }

@@ -11,6 +11,9 @@ use rustix::process::geteuid;
 use super::scratch::Scratch;
 use super::{Job, REFUSED_USER, Role, program, template};
 
+/// See [`Peer::note`](super::Peer::note).
+pub const NOTE: &str = "it answers logins from memory and gives a client a server session that an \
+    earlier client has left: no new session at the server is in its figures";
 const CONFIG: &str = include_str!("../../peers/pgbouncer.ini");
 /// Those that the loads log in as; all with trust, as nothing is said of their
 /// passwords anywhere.

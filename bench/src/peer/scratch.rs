@@ -54,6 +54,25 @@ impl Scratch {
         self.folder.join(file)
     }
 
+    /// Copies the files whose names end in one of `endings` into another folder.
+    ///
+    /// # Errors
+    /// A file cannot be read or written.
+    pub fn copy_files(&self, endings: &[&str], to: &Path) -> Result<()> {
+        for file in fs::read_dir(&self.folder)? {
+            let file = file?.path();
+            let ending = file.extension().and_then(|ending| ending.to_str());
+            if let (Some(ending), Some(name)) = (ending, file.file_name())
+                && endings.contains(&ending)
+            {
+                fs::create_dir_all(to)?;
+                fs::copy(&file, to.join(name))
+                    .with_context(|| format!("cannot keep {}", file.display()))?;
+            }
+        }
+        Ok(())
+    }
+
     /// The folder.
     pub fn folder(&self) -> &Path {
         &self.folder

@@ -173,14 +173,4 @@ mod tests {
         scenario.name = "../../etc/x".to_owned();
         assert_eq!(plot_name(&scenario), "------etc-x.svg");
     }
-
-    #[test]
-    #[ignore = "for the eye: writes a sample report into the folder GATE_BENCH_SAMPLE"]
-    fn a_sample_to_look_at() {
-        let folder = std::env::var_os("GATE_BENCH_SAMPLE").expect("GATE_BENCH_SAMPLE is set");
-        let folder = PathBuf::from(folder);
-        let mut report = fixture::realistic(&folder);
-        report.complete();
-        write(&report, &folder).unwrap();
-    }
 }

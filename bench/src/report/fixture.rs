@@ -180,6 +180,7 @@ fn empty() -> Report {
         version: version.map(str::to_owned),
         commands: vec![command.to_owned()],
         absent: None,
+        note: None,
     };
     Report {
         schema: SCHEMA,
@@ -199,6 +200,7 @@ fn empty() -> Report {
             during: "65535".to_owned(),
         }],
         placement: Placement {
+            notes: Vec::new(),
             gate_cpus: vec![0, 1],
             load_cpus: vec![2, 3, 6],
         },
@@ -212,6 +214,7 @@ fn empty() -> Report {
                 "haproxy -W -f peers/haproxy.cfg",
             ),
             PeerInfo {
+                note: None,
                 name: "nginx".to_owned(),
                 version: None,
                 commands: Vec::new(),
@@ -258,7 +261,7 @@ fn side(name: &str, cpus: f64, delay: f64) -> Side {
     Side {
         name: name.to_owned(),
         cpus,
-        delay,
+        delay: Some(delay),
     }
 }
 

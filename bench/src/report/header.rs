@@ -15,8 +15,15 @@ pub fn text(report: &Report) -> String {
         ("host", report.host.line()),
         ("CPUs", placement(&report.placement)),
         ("rounds", rounds(report)),
+        (
+            "segments",
+            "of 1460 bytes at most, as over Ethernet, with segmentation offload".to_owned(),
+        ),
     ] {
         text.push_str(&paragraph(&format!("{name:<9}"), &value));
+    }
+    for note in &report.placement.notes {
+        text.push_str(&paragraph("note     ", note));
     }
     text.push_str("\nChanged on the host for the time of the run, and put back:\n");
     if report.host_changes.is_empty() {
@@ -63,6 +70,9 @@ fn one_peer(peer: &PeerInfo, name_width: usize) -> String {
     }
     let version = peer.version.as_deref().unwrap_or("no version of its own");
     let mut text = paragraph(&head, version);
+    if let Some(note) = &peer.note {
+        text.push_str(&paragraph(&below, note));
+    }
     for command in &peer.commands {
         // Not broken, so that it can be copied.
         let _ = writeln!(text, "{below}$ {command}");

@@ -59,6 +59,9 @@ pub struct Placement {
     pub gate_cpus: Vec<usize>,
     /// Of load and backend.
     pub load_cpus: Vec<usize>,
+    /// What to know of them, such as two that are threads of one core.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 /// A way from client to server that was asked for.
@@ -72,6 +75,9 @@ pub struct PeerInfo {
     pub commands: Vec<String>,
     /// Why it was not measured at all.
     pub absent: Option<String>,
+    /// What it does otherwise than the others.
+    #[serde(default)]
+    pub note: Option<String>,
 }
 
 /// One scenario.
@@ -130,6 +136,13 @@ pub struct PathReport {
     pub left_out: Option<String>,
     /// One per round.
     pub runs: Vec<Run>,
+    /// What a reader must know of its figures under this load.
+    #[serde(default)]
+    pub note: Option<String>,
+    /// Runs that were repeated because something disturbed them, so that anybody can
+    /// see that repeating selects nothing.
+    #[serde(default)]
+    pub thrown_away: Vec<Run>,
     /// Over the rounds, by [`Measure::key`].
     pub spread: BTreeMap<String, Spread>,
     /// Ratios to other peers, paired by round: by [`Measure::key`], then by peer.
@@ -184,8 +197,9 @@ pub struct Side {
     /// CPU time, as a share of the run's time: 1.0 is one CPU all the time.
     pub cpus: f64,
     /// Run-queue delay: time that its threads were ready to run and had no CPU, as
-    /// a share of the run's time, summed over its threads.
-    pub delay: f64,
+    /// a share of the run's time, summed over its threads. Unknown of processes that
+    /// have ended.
+    pub delay: Option<f64>,
 }
 
 /// The network device between load and gate.

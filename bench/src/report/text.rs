@@ -35,6 +35,17 @@ pub fn notes(point: &PointReport) -> Vec<String> {
         if let Some(why) = &path.left_out {
             notes.push(format!("{peer} was left out: {why}"));
         }
+        if let Some(note) = &path.note {
+            notes.push(format!("{peer}: {note}"));
+        }
+        for run in path.runs.iter().filter(|run| run.failed > 0) {
+            let example = run.failure.as_deref().unwrap_or("no example");
+            notes.push(format!(
+                "{peer}, round {}: {} failed or were late, such as: {example}",
+                run.round + 1,
+                count(run.failed)
+            ));
+        }
         for run in path.runs.iter().filter(|run| run.repeated > 0) {
             let times = match run.repeated {
                 1 => "once".to_owned(),
@@ -242,13 +253,13 @@ fn sides(point: &PointReport) -> String {
     for path in measured(point) {
         let mut cells = Vec::new();
         for name in &names {
-            let of = |value: fn(&super::model::Side) -> f64| {
+            let of = |value: fn(&super::model::Side) -> Option<f64>| {
                 let sides = path.runs.iter().flat_map(|run| &run.sides);
-                let values = sides.filter(|side| side.name == *name).map(value);
+                let values = sides.filter(|side| side.name == *name).filter_map(value);
                 let shown = |spread: Spread| Cell::Figure(format!("{:.2}", spread.median));
                 Spread::of(values).map_or_else(Cell::none, shown)
             };
-            cells.extend([of(|side| side.cpus), of(|side| side.delay)]);
+            cells.extend([of(|side| Some(side.cpus)), of(|side| side.delay)]);
         }
         cells.push(Cell::Text(bottlenecks(&path.runs)));
         table.row(&path.peer, cells);

@@ -1,6 +1,6 @@
 //! New sessions per second.
 
-use super::{Plan, Point, Stage, paced_measures, unit_measures};
+use super::{Plan, Point, Stage, all_sides_first, paced_measures, unit_measures};
 use crate::load::attempts::{self, Attempts, Goal};
 use crate::load::pace::Pace;
 use crate::load::session;
@@ -18,7 +18,7 @@ pub fn point(pace: Pace) -> Point {
         Pace::Closed => (
             format!("{CLIENTS} clients"),
             "each client connects, logs in, leaves at ReadyForQuery, and comes again".to_owned(),
-            unit_measures("session"),
+            all_sides_first(unit_measures("session")),
             CLIENTS,
         ),
         Pace::Open { per_second } => (
@@ -43,9 +43,10 @@ pub fn point(pace: Pace) -> Point {
     Point {
         // A session that has left may not have ended everywhere when the next one comes.
         sessions: 4096,
+        new_sessions: true,
         measures,
         timed: Some(match pace {
-            Pace::Closed => "from connect to ReadyForQuery",
+            Pace::Closed => "from connect to ReadyForQuery; saturated, so most of it is a queue",
             Pace::Open { .. } => "from when a client was due to its ReadyForQuery",
         }),
         pace,

@@ -28,6 +28,7 @@ fn point(sessions: usize) -> Point {
                 "KiB/session",
                 Better::Lower,
             ),
+            measure("user_mib", "proxy's memory in all", "MiB", Better::Lower),
             measure("idle_cpu", "proxy CPU while idle", "ms/s", Better::Lower),
         ],
         ..Point::new(
@@ -61,6 +62,7 @@ fn run(stage: &Stage<'_>, count: usize) -> Result<Measured> {
         let user = each(before.user_kib, after.user_kib);
         let cpu = cpu.as_secs_f64() * 1e3 / window.elapsed.as_secs_f64();
         values.push(("user_kib".to_owned(), user));
+        values.push(("user_mib".to_owned(), after.user_kib / 1024.0));
         values.push(("idle_cpu".to_owned(), cpu));
     }
     Ok(Measured {

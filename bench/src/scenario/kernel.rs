@@ -1,8 +1,9 @@
 //! What the kernel programs cost: gate with its kernel plane beside gate without.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use aya::programs::loaded_programs;
 use aya::sys::{Stats, enable_stats};
 
@@ -46,20 +47,28 @@ pub fn points(_: &Plan) -> Vec<Point> {
 /// about 20 ns per run, which are in these figures.
 fn run(stage: &Stage<'_>, work: &super::Work) -> Result<Measured> {
     let _counting = enable_stats(Stats::RunTime).context("kernel programs cannot be timed")?;
-    let before = runs()?;
-    let mut measured = work(stage)?;
-    let after = runs()?;
+    let edges = RefCell::new(Vec::new());
+    let probe = || {
+        edges.borrow_mut().push(runs()?);
+        Ok(())
+    };
+    let mut measured = work(&Stage {
+        probe: Some(&probe),
+        ..stage.clone()
+    })?;
+    let edges = edges.take();
+    let [before, after] = &edges[..] else {
+        bail!("the load has no beginning or no end");
+    };
     let (mut time, mut count) = (0, 0);
     for (id, now) in after {
-        let then = before.get(&id).copied().unwrap_or_default();
+        let then = before.get(id).copied().unwrap_or_default();
         time += now.0 - then.0;
         count += now.1 - then.1;
     }
-    // Warm-up is in these counts, so they are set against its units too.
     let rate = measured.values.iter().find(|(key, _)| key == "rate");
-    let rate = rate.map_or(f64::NAN, |(_, rate)| *rate);
-    let whole = (stage.plan.warm_up + measured.window.elapsed).as_secs_f64();
-    let units = rate * whole;
+    let (_, rate) = rate.context("the load has no rate")?;
+    let units = rate * measured.window.elapsed.as_secs_f64();
     measured.values.extend([
         ("bpf_ns".to_owned(), time as f64 / units),
         ("bpf_runs".to_owned(), count as f64 / units),

@@ -1,16 +1,21 @@
 //! pgbench through each way to a real PostgreSQL.
 
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
 use super::stage::unit_values;
 use super::{Measured, Plan, Point, Server, Stage, measure};
+use crate::host::interrupt;
 use crate::load::session::DATABASE;
 use crate::report::model::Better;
 
 const CLIENTS: usize = 16;
 const THREADS: usize = 4;
+/// pgbench ends so long after its time at most: it waits for its last answers.
+const LATE: Duration = Duration::from_secs(15);
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Owns pgbench's tables.
 const USER: &str = "postgres";
 
@@ -37,6 +42,7 @@ pub fn points(plan: &Plan) -> Vec<Point> {
             Point {
                 server: Server::Postgres,
                 sessions: 256,
+                new_sessions: words.contains(&"-C"),
                 measures: vec![
                     measure("proxy_cpu", "proxy CPU", "us/transaction", Better::Lower),
                     measure("rate", "rate", "transactions/s", Better::Higher),
@@ -63,14 +69,18 @@ fn run(stage: &Stage<'_>, program: &str, words: &[&str]) -> Result<Measured> {
         .args(["-p", &stage.target.port().to_string()])
         .args(["-U", USER, DATABASE])
         .env_remove("PGOPTIONS")
-        .stdin(Stdio::null());
+        // Or every relay would pass TLS on that PgBouncer is told not to speak.
+        .env("PGSSLMODE", "disable")
+        .env("PGGSSENCMODE", "disable")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let words: Vec<_> = words.map(|word| word.to_string_lossy()).collect();
     let line = words.join(" ");
     let before = stage.watch.snapshot()?;
-    let output = command
-        .output()
-        .with_context(|| format!("cannot start `{line}`: is PostgreSQL's pgbench installed?"))?;
+    let output = output_within(&mut command, stage.plan.seconds + LATE)
+        .with_context(|| format!("`{line}`"))?;
     let after = stage.watch.snapshot()?;
     let said = String::from_utf8_lossy(&output.stdout);
     ensure!(
@@ -94,6 +104,27 @@ fn run(stage: &Stage<'_>, program: &str, words: &[&str]) -> Result<Measured> {
         failed: result.failed,
         failure: (result.failed > 0).then(|| "transactions failed".to_owned()),
     })
+}
+
+/// Runs a command to its end; one that hangs, or a signal, ends it.
+fn output_within(command: &mut Command, time: Duration) -> Result<Output> {
+    let mut child = command
+        .spawn()
+        .context("cannot be started: is PostgreSQL's pgbench installed?")?;
+    let begin = Instant::now();
+    while child.try_wait()?.is_none() {
+        let late = begin.elapsed() > time;
+        let interrupted = interrupt::check();
+        if late || interrupted.is_err() {
+            child.kill()?;
+            child.wait()?;
+            interrupted?;
+            bail!("has not ended in time");
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    // It prints less than a pipe holds.
+    Ok(child.wait_with_output()?)
 }
 
 /// What pgbench prints of a run.

@@ -59,7 +59,9 @@ pub fn point(bytes: usize, sessions: usize, pace: Pace) -> Point {
         sessions,
         measures,
         timed: Some(match pace {
-            Pace::Closed => "from sending a request to the end of its reply",
+            Pace::Closed => {
+                "from sending a request to the end of its reply; saturated, so most of it is a queue"
+            }
             Pace::Open { .. } => "from when a request was due to the end of its reply",
         }),
         pace,

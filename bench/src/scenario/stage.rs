@@ -55,6 +55,7 @@ impl Default for Plan {
 }
 
 /// A way to the server, ready to be put under a load.
+#[derive(Clone)]
 pub struct Stage<'a> {
     /// Where clients connect.
     pub target: SocketAddr,
@@ -68,6 +69,8 @@ pub struct Stage<'a> {
     pub watch: Watch,
     /// How every load is run.
     pub plan: &'a Plan,
+    /// Called at the beginning and at the end of the measured time.
+    pub probe: Option<&'a dyn Fn() -> Result<()>>,
 }
 
 impl Stage<'_> {
@@ -90,13 +93,16 @@ impl Stage<'_> {
         counter: impl Fn() -> u64,
     ) -> Result<(Tally, Window, u64)> {
         pause(self.plan.warm_up)?;
+        let probe = || self.probe.map_or(Ok(()), |probe| probe());
         let before = self.watch.snapshot()?;
+        probe()?;
         let counted = counter();
         crew.phase().measure();
         pause(self.plan.seconds)?;
-        let counted = counter() - counted;
         let lost_one = crew.has_lost_one();
         let after = self.watch.snapshot();
+        probe()?;
+        let counted = counter() - counted;
         let tally = crew.end()?;
         if lost_one {
             bail!("a thread of the load ended early");

@@ -39,6 +39,12 @@ pub fn points(plan: &Plan) -> Vec<Point> {
                 "KiB/stalled client",
                 Better::Lower,
             ),
+            measure(
+                "kernel_kib",
+                "kernel\'s memory",
+                "KiB/stalled client",
+                Better::Lower,
+            ),
         ],
         timed: Some(
             "from when a request was due to the end of its reply, beside the stalled clients",
@@ -76,7 +82,13 @@ fn run(stage: &Stage<'_>, stalled: usize, pace: Pace) -> Result<Measured> {
     };
     let (p99_alone, p99) = (value(&alone, "p99"), value(&beside, "p99"));
     let grown = (after.user_kib - before.user_kib) / stalled.max(1) as f64;
+    // What befell the first half befell the ratio.
+    beside.window.disturbed = beside.window.disturbed.or(alone.window.disturbed);
+    beside.failed += alone.failed;
+    beside.failure = beside.failure.or(alone.failure);
+    let kernel = (after.kernel_kib - before.kernel_kib) / stalled.max(1) as f64;
     beside.values.extend([
+        ("kernel_kib".to_owned(), kernel),
         ("p99_alone".to_owned(), p99_alone),
         ("p99_ratio".to_owned(), p99 / p99_alone),
     ]);

@@ -1,6 +1,6 @@
 //! Refusals as fast as a bounded number of clients can have them.
 
-use super::{Plan, Point, Server, Stage, paced_measures, unit_measures};
+use super::{Plan, Point, Server, Stage, all_sides_first, paced_measures, unit_measures};
 use crate::load::attempts::{self, Attempts, Goal};
 use crate::load::pace::Pace;
 use crate::peer::{REFUSED_USER, Role};
@@ -46,7 +46,7 @@ fn point(kind: &str, answer: &str, pace: Pace, goal: Goal) -> Point {
     let (name, measures, who, at_once) = match pace {
         Pace::Closed => (
             format!("{kind}, {CLIENTS} clients"),
-            unit_measures("refusal"),
+            all_sides_first(unit_measures("refusal")),
             "each client comes again when it has been refused".to_owned(),
             CLIENTS,
         ),
@@ -70,7 +70,9 @@ fn point(kind: &str, answer: &str, pace: Pace, goal: Goal) -> Point {
         sessions: 4096,
         measures,
         timed: Some(match pace {
-            Pace::Closed => "from connect to the end of the refusal",
+            Pace::Closed => {
+                "from connect to the end of the refusal; saturated, so most of it is a queue"
+            }
             Pace::Open { .. } => "from when a client was due to the end of its refusal",
         }),
         pace,
