@@ -43,13 +43,11 @@ pub fn start(program: &Path, kernel: &str, job: &Job) -> Result<Proxy> {
         control = scratch.path(CONTROL);
         command(program, kernel, job, address, scratch)
     })?;
-    // Over a network device its workers are asked for, and clients can connect
-    // before there is somebody to ask.
-    if job.namespace.is_some() {
-        proxy.wait("has no control socket that answers", || {
-            Ok(UnixStream::connect(&control).ok())
-        })?;
-    }
+    // Clients can connect before its workers run: its start is no part of a
+    // measurement, and who asks for its workers finds them.
+    proxy.wait("has no control socket that answers", || {
+        Ok(UnixStream::connect(&control).ok())
+    })?;
     proxy.control = Some(control);
     Ok(proxy)
 }

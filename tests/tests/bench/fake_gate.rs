@@ -6,6 +6,7 @@
 use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -87,12 +88,15 @@ fn pretend(kind: &str, arguments: &[String]) -> Result<()> {
         println!("gate 0.0.0");
         return Ok(());
     }
-    let at = arguments.iter().position(|word| word == "--listen");
-    let address = at
-        .and_then(|at| arguments.get(at + 1))
-        .context("no --listen")?;
+    let word_after = |flag: &str| {
+        let at = arguments.iter().position(|word| word == flag);
+        let word = at.and_then(|at| arguments.get(at + 1));
+        word.with_context(|| format!("no {flag}"))
+    };
     ensure!(kind != "ends", "no such luck");
-    let listener = TcpListener::bind(address)?;
+    let listener = TcpListener::bind(word_after("--listen")?)?;
+    // A gate is ready when somebody listens there.
+    let _control = UnixListener::bind(word_after("--control")?)?;
     let mut held: Vec<TcpStream> = Vec::new();
     loop {
         let (mut client, _) = listener.accept()?;
