@@ -208,12 +208,13 @@ fn run_scenarios(options: &Options, runner: &mut Runner, report: &mut Report) ->
         let points = scenario.points(&runner.plan);
         for point in points.iter().filter(|point| is_asked_for(options, point)) {
             let done = runner.run(&scenario.name(), point)?;
+            let reported = keep_latencies(&options.out, scenario, point, done)?;
+            let points = report.scenarios.last_mut().map(|one| &mut one.points);
+            points.context("a scenario")?.push(reported);
+            interrupt::check()?;
             if options.flame {
                 draw_flame(&options.out, runner, scenario, point)?;
             }
-            let point = keep_latencies(&options.out, scenario, point, done)?;
-            let points = report.scenarios.last_mut().map(|one| &mut one.points);
-            points.context("a scenario")?.push(point);
         }
     }
     report

@@ -24,6 +24,7 @@ use crate::host::network::Network;
 use crate::host::queues::{Counts, GateControl};
 use crate::load::crew::Place;
 use crate::load::pace::Pace;
+use crate::load::session;
 use crate::measure::window::{Watch, Who, Window};
 use crate::peer::{Job, Kind, Peer, Proxy, Role};
 use crate::report::histogram::Interval;
@@ -96,10 +97,11 @@ pub struct Done {
 }
 
 impl Runner {
-    /// Runs every round of a point.
+    /// Runs every round of a point, or those until a signal comes. A way that fails
+    /// is left out, and the report says why.
     ///
     /// # Errors
-    /// A signal came. A way that fails is left out, and the report says why.
+    /// Never, as things are.
     pub fn run(&mut self, scenario: &str, point: &Point) -> Result<Done> {
         let peers = if point.planes {
             &self.planes
@@ -122,13 +124,16 @@ impl Runner {
                 (path, Vec::new())
             })
             .collect();
-        for round in 0..self.rounds {
+        'rounds: for round in 0..self.rounds {
             for index in order(&point.name, round, peers.len()) {
                 let (peer, (path, intervals)) = (&peers[index], &mut paths[index]);
                 if path.left_out.is_some() {
                     continue;
                 }
-                interrupt::check()?;
+                // What there is by then is reported.
+                if interrupt::check().is_err() {
+                    break 'rounds;
+                }
                 match self.run_undisturbed(round, peer, point) {
                     Ok((run, latency, thrown_away)) => {
                         path.thrown_away.extend(thrown_away);
@@ -142,8 +147,8 @@ impl Runner {
                         }));
                         path.runs.push(run);
                     }
+                    Err(_) if interrupt::check().is_err() => break 'rounds,
                     Err(error) => {
-                        interrupt::check()?;
                         eprintln!("{scenario} | {} | {}: {error:#}", point.name, peer.name);
                         path.left_out = Some(format!("failed in round {}: {error:#}", round + 1));
                     }
@@ -212,6 +217,10 @@ impl Runner {
         let load = load.map(|load| load.try_clone_to_owned()).transpose()?;
         let measured = inside(load.as_ref().map(AsFd::as_fd), || {
             let mut proxy = self.start(peer, point)?;
+            if point.role == Role::Relay && point.server == Server::Backend {
+                // A socket that listens is not yet a worker that serves.
+                session::open(proxy.address).context("the first session")?;
+            }
             let before = self.counts(&proxy)?;
             let measured = (point.work)(&self.stage(peer, point, &proxy))
                 .with_context(|| format!("under load of {}", point.name))?;

@@ -111,16 +111,12 @@ impl Changed {
                 });
             }
         }
-        let mut changed = Self {
-            journal: journal.to_owned(),
-            notes: Vec::new(),
-        };
         // Also of no changes: a second bench is to find the first one.
         let noted = Journal {
             pid: std::process::id(),
             notes: notes.clone(),
         };
-        match fs::write(journal, serde_json::to_vec(&noted)?) {
+        match write_new(journal, &serde_json::to_vec(&noted)?) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 if !notes.is_empty() {
                     eprintln!("host: not root, so these stay as they are:");
@@ -128,10 +124,18 @@ impl Changed {
                 for note in notes {
                     eprintln!("host:   {}", note.line());
                 }
-                return Ok(changed);
+                return Ok(Self {
+                    journal: journal.to_owned(),
+                    notes: Vec::new(),
+                });
             }
             result => result.with_context(|| format!("cannot write {}", journal.display()))?,
         }
+        // From here on the journal is ours to remove.
+        let mut changed = Self {
+            journal: journal.to_owned(),
+            notes: Vec::new(),
+        };
         for note in notes {
             eprintln!("host: {} (put back at the end)", note.line());
             fs::write(&note.file, &note.during)
@@ -186,6 +190,12 @@ fn put_back_of_the_dead(journal: &Path) -> Result<()> {
     put_back(&noted.notes);
     remove(journal);
     Ok(())
+}
+
+/// Two benches that begin at the same moment must not both go on.
+fn write_new(file: &Path, bytes: &[u8]) -> io::Result<()> {
+    use std::io::Write as _;
+    fs::File::create_new(file)?.write_all(bytes)
 }
 
 /// What somebody else has changed since is theirs.
