@@ -1,6 +1,6 @@
 //! Sessions that stay open.
 
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
@@ -80,9 +80,14 @@ fn until_ready(stream: &mut TcpStream) -> Result<()> {
     let mut read = Vec::new();
     loop {
         let mut part = [0; 4096];
-        match stream.read(&mut part)? {
-            0 => bail!("the end, after {} bytes", read.len()),
-            bytes => read.extend_from_slice(&part[..bytes]),
+        match stream.read(&mut part) {
+            Ok(0) => bail!("the end, after {} bytes", read.len()),
+            Ok(bytes) => read.extend_from_slice(&part[..bytes]),
+            // What a socket with a time limit says when it has passed (socket(7)).
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                bail!("no answer within {PATIENCE:?}")
+            }
+            Err(error) => return Err(error.into()),
         }
         for (kind, body) in wire::messages(&read) {
             match kind {

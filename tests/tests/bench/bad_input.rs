@@ -103,6 +103,8 @@ fn programs(_: &Stage) -> Result<()> {
         "direct",
         "--postgres",
         "127.0.0.1:1",
+        "--postgres-pid",
+        "1",
     ];
     let ended = bench.run(&bench.words(&[&own[..], &QUICK].concat())?)?;
     ended.expect_complaint(1, "127.0.0.1")

@@ -34,7 +34,7 @@ fn garbage(_: &Stage) -> Result<()> {
 }
 
 fn silent(_: &Stage) -> Result<()> {
-    expect_noticed("silent", "connect", "no answer came")
+    expect_noticed("silent", "connect", "login: no answer within")
 }
 
 fn ends(_: &Stage) -> Result<()> {
