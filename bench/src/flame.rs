@@ -1,8 +1,8 @@
 //! Where the cycles go: perf(1) on a proxy, drawn as a flame graph.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::BufReader;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -15,18 +15,30 @@ use rustix::process::{Pid, Signal, kill_process};
 /// with them.
 const SAMPLES_PER_SECOND: &str = "997";
 
-/// perf on a process, writing into a folder; ends when dropped.
-pub struct Recording<'a> {
+/// perf on a process; it ends, and what it wrote is gone, when this is dropped.
+pub struct Recording {
     perf: Child,
-    folder: &'a Path,
+    folder: PathBuf,
 }
 
-impl<'a> Recording<'a> {
+/// What perf says of its version.
+///
+/// # Errors
+/// It is not installed.
+pub fn perf_version() -> Result<String> {
+    let output = Command::new("perf").arg("--version").output();
+    let output = output.context("a flame graph needs perf: apt-get install linux-perf")?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+impl Recording {
     /// Begins. Samples are taken by a timer: a virtual machine has no counters.
     ///
     /// # Errors
     /// perf is not installed.
-    pub fn begin(pid: u32, folder: &'a Path) -> Result<Self> {
+    pub fn begin(pid: u32) -> Result<Self> {
+        let folder = std::env::temp_dir().join(format!("gate-bench-{}-0-perf", std::process::id()));
+        fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let perf = Command::new("perf")
             .args(["record", "--quiet", "--event", "cpu-clock"])
             .args(["--freq", SAMPLES_PER_SECOND, "--call-graph", "dwarf,8192"])
@@ -59,7 +71,7 @@ impl<'a> Recording<'a> {
         ensure!(
             ended.success(),
             "perf: {}",
-            std::fs::read_to_string(self.folder.join("perf.log")).unwrap_or_default()
+            fs::read_to_string(self.folder.join("perf.log")).unwrap_or_default()
         );
         let mut folded = Vec::new();
         Folder::from(FolderOptions::default())
@@ -77,12 +89,18 @@ impl<'a> Recording<'a> {
     }
 }
 
-impl Drop for Recording<'_> {
+impl Drop for Recording {
     fn drop(&mut self) {
         // After draw() it has ended, and this does nothing.
         if matches!(self.perf.try_wait(), Ok(None)) {
             let _ = self.perf.kill();
             let _ = self.perf.wait();
+        }
+        if let Err(error) = fs::remove_dir_all(&self.folder) {
+            eprintln!(
+                "gate-bench: {} is left behind: {error}",
+                self.folder.display()
+            );
         }
     }
 }

@@ -4,7 +4,9 @@
 //! |---|---|
 //! | [`options`] | what a run can be told |
 //! | [`run`] | a run from its options to its report |
+//! | [`roster`] | the ways that were asked for, and which are there |
 //! | [`runner`] | every point on every way to the server, round by round |
+//! | [`verdict`] | who held a run's rate down, and whether it counts |
 //! | [`scenario`] | what is measured: one file each |
 //! | [`load`] | load generators: an epoll loop per CPU, open and closed loops |
 //! | [`backend`] | a server that costs as little as it can |
@@ -26,10 +28,12 @@ mod measure;
 mod options;
 mod peer;
 mod report;
+mod roster;
 mod run;
 mod runner;
 mod scenario;
 mod stats;
+mod verdict;
 mod wire;
 
 use std::process::ExitCode;

@@ -48,7 +48,7 @@ pub struct Options {
     #[arg(long)]
     pub load_cpus: Option<CpuList>,
     /// A network device between load and gate instead of loopback; `veth` makes a pair with a
-    /// queue for each of gate's CPUs
+    /// queue for each of gate's CPUs. gate must be among the peers
     #[arg(long, value_name = "DEV")]
     pub nic: Option<String>,
     /// The network namespace with the other end of that device
@@ -63,6 +63,9 @@ pub struct Options {
     /// Its first process, whose CPU time is read
     #[arg(long, requires = "postgres")]
     pub postgres_pid: Option<u32>,
+    /// What the report says of it: version, settings
+    #[arg(long, value_name = "TEXT")]
+    pub postgres_about: Option<String>,
     /// pgbench's program
     #[arg(long, default_value = "pgbench")]
     pub pgbench: String,

@@ -11,19 +11,18 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::backend::Backend;
-use crate::flame::Recording;
+use crate::flame::{self, Recording};
 use crate::host::facts::Facts;
 use crate::host::namespace::inside;
 use crate::host::network::Network;
 use crate::host::settings::{self, Changed};
-use crate::host::{cpus, interrupt};
+use crate::host::{cpus, interrupt, veth};
 use crate::load::crew::Place;
 use crate::options::Options;
 use crate::peer::{Kind, Peer};
-use crate::report::model::{
-    NicReport, PeerInfo, Placement, PointReport, Report, SCHEMA, ScenarioReport,
-};
+use crate::report::model::{NicReport, Placement, PointReport, Report, SCHEMA, ScenarioReport};
 use crate::report::{finish, histogram};
+use crate::roster::{self, Asked};
 use crate::runner::{Done, Nic, Postgres, Runner};
 use crate::scenario::{Point, Scenario};
 
@@ -34,12 +33,15 @@ use crate::scenario::{Point, Scenario};
 /// report of what there is was written even then.
 pub fn run(options: &Options) -> Result<()> {
     let started = SystemTime::now();
-    let asked = peers(options)?;
+    let asked = roster::asked(options)?;
     let mut placement = cpus::place(options.gate_cpus.as_ref(), options.load_cpus.as_ref())?;
     let plan = options.plan()?;
-    fs::create_dir_all(&options.out)
-        .with_context(|| format!("cannot make {}", options.out.display()))?;
+    if options.flame {
+        flame::perf_version()?;
+    }
+    finish::make_folder(&options.out)?;
     raise_descriptors()?;
+    veth::remove_leftovers();
     interrupt::note_signals()?;
     let changed = Changed::make(settings::of_every_run(
         options.congestion_control.as_deref(),
@@ -47,14 +49,14 @@ pub fn run(options: &Options) -> Result<()> {
     let nic = open_nic(options, &mut placement, &asked)?;
     let listen = nic.as_ref().map(|nic| nic.network.load_address);
     let load_namespace = nic.as_ref().map(|nic| nic.network.load_namespace());
-    let present = asked.iter().filter(|(_, version)| version.is_ok());
+    let present = asked.iter().filter(|one| one.version.is_ok());
     let load = Place {
         cpus: placement.load_cpus.clone(),
     };
     let mut runner = Runner {
         plan,
-        peers: present.map(|(peer, _)| peer.clone()).collect(),
-        planes: planes(&asked),
+        peers: present.map(|one| one.peer.clone()).collect(),
+        planes: roster::planes(&asked),
         backend: inside(load_namespace, || {
             Backend::start(listen.unwrap_or(Ipv4Addr::LOCALHOST.into()), &load)
         })??,
@@ -83,9 +85,10 @@ pub fn run(options: &Options) -> Result<()> {
         peers: Vec::new(),
         scenarios: Vec::new(),
         nic: None,
+        postgres: options.postgres_about.clone(),
     };
     let outcome = run_scenarios(options, &mut runner, &mut report);
-    report.peers = peer_infos(&asked, &runner.commands);
+    report.peers = roster::infos(&asked, &runner.commands);
     report.nic = runner.nic.as_ref().map(|nic| NicReport {
         device: nic.network.device.name.clone(),
         driver: nic.network.device.driver.clone(),
@@ -105,14 +108,15 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 /// The network device that was asked for; gate's workers go where its queues are.
-fn open_nic(
-    options: &Options,
-    placement: &mut Placement,
-    asked: &[(Peer, Result<String>)],
-) -> Result<Option<Nic>> {
+fn open_nic(options: &Options, placement: &mut Placement, asked: &[Asked]) -> Result<Option<Nic>> {
     let Some(device) = &options.nic else {
         return Ok(None);
     };
+    let gate = asked.iter().find_map(|one| match &one.peer.kind {
+        Kind::Gate { program, .. } => Some(program.with_file_name("gatectl")),
+        _ => None,
+    });
+    let gatectl = gate.context("--nic shows gate's workers: gate is not among --peers")?;
     let namespace = options.peer_namespace.as_deref();
     let network = Network::open(
         device,
@@ -121,81 +125,17 @@ fn open_nic(
         &placement.load_cpus,
     )?;
     placement.gate_cpus = network.worker_cpus()?;
+    placement.notes = cpus::notes(&placement.gate_cpus, &placement.load_cpus)?;
     let gate_namespace = match network.gate_namespace() {
         Some(namespace) => namespace.try_clone_to_owned()?,
         None => fs::File::open("/proc/thread-self/ns/net")?.into(),
     };
-    let gate = asked.iter().find_map(|(peer, _)| match &peer.kind {
-        Kind::Gate { program, .. } => Some(program.with_file_name("gatectl")),
-        _ => None,
-    });
     Ok(Some(Nic {
         network,
         gate_namespace: Arc::new(gate_namespace),
-        gatectl: gate.context("--nic shows gate's workers: gate is not among the peers")?,
+        gatectl,
         runs: Vec::new(),
     }))
-}
-
-/// Every way that was asked for, and its version, or why it is not there.
-fn peers(options: &Options) -> Result<Vec<(Peer, Result<String>)>> {
-    let mut gates = Vec::new();
-    for word in &options.gate_bin {
-        let (name, path) = word.split_once('=').unwrap_or(("gate", word));
-        ensure!(
-            gates.iter().all(|gate: &Peer| gate.name != name),
-            "two gates are called `{name}`: give each a name, --gate-bin NAME=PATH"
-        );
-        gates.push(Peer::gate(name, Path::new(path), &options.kernel));
-    }
-    let first = gates.first().context("no --gate-bin")?;
-    let Kind::Gate { program, .. } = &first.kind else {
-        bail!("no --gate-bin");
-    };
-    let others = Peer::all(program, &options.kernel);
-    let others = others.into_iter().filter(|peer| peer.name != "gate");
-    let all: Vec<Peer> = gates.iter().cloned().chain(others).collect();
-    let chosen = if options.peers.is_empty() {
-        all
-    } else {
-        let names: Vec<_> = all.iter().map(|peer| peer.name.as_str()).collect();
-        for name in &options.peers {
-            ensure!(
-                names.contains(&name.as_str()),
-                "there is no peer `{name}`; there are {}",
-                names.join(", ")
-            );
-        }
-        let is_chosen = |peer: &Peer| options.peers.contains(&peer.name);
-        all.into_iter().filter(is_chosen).collect()
-    };
-    let mut found = Vec::new();
-    for peer in chosen {
-        let version = peer.version();
-        if let (Kind::Gate { .. }, Err(error)) = (&peer.kind, &version) {
-            bail!("{}: {error:#}", peer.name);
-        }
-        if let Err(error) = &version {
-            eprintln!("{} is absent: {error:#}", peer.name);
-        }
-        found.push((peer, version));
-    }
-    Ok(found)
-}
-
-/// gate with its kernel plane and without, for what compares the two.
-fn planes(asked: &[(Peer, Result<String>)]) -> Vec<Peer> {
-    let gate = asked.iter().find_map(|(peer, _)| match &peer.kind {
-        Kind::Gate { program, .. } => Some(program),
-        _ => None,
-    });
-    let planes = gate.map(|program| {
-        [
-            Peer::gate("gate", program, "required"),
-            Peer::gate("gate-local", program, "off"),
-        ]
-    });
-    planes.into_iter().flatten().collect()
 }
 
 fn run_scenarios(options: &Options, runner: &mut Runner, report: &mut Report) -> Result<()> {
@@ -207,15 +147,18 @@ fn run_scenarios(options: &Options, runner: &mut Runner, report: &mut Report) ->
         });
         let points = scenario.points(&runner.plan);
         for point in points.iter().filter(|point| is_asked_for(options, point)) {
-            let done = runner.run(&scenario.name(), point)?;
+            let done = runner.run(&scenario.name(), point);
             let reported = keep_latencies(&options.out, scenario, point, done)?;
             let points = report.scenarios.last_mut().map(|one| &mut one.points);
             points.context("a scenario")?.push(reported);
             interrupt::check()?;
             if options.flame {
-                draw_flame(&options.out, runner, scenario, point)?;
+                draw_flame(&options.out, runner, scenario, point);
             }
         }
+        // An hour's figures are not lost with what comes after them.
+        report.complete();
+        finish::write_json(report, &options.out)?;
     }
     report
         .scenarios
@@ -227,24 +170,31 @@ fn run_scenarios(options: &Options, runner: &mut Runner, report: &mut Report) ->
     Ok(())
 }
 
-/// One more run of the first gate, under perf.
-fn draw_flame(out: &Path, runner: &mut Runner, scenario: Scenario, point: &Point) -> Result<()> {
-    let is_gate = |peer: &&Peer| matches!(peer.kind, Kind::Gate { .. });
-    let Some(peer) = runner.peers.iter().find(is_gate).cloned() else {
-        return Ok(());
+/// One more run of the first way, under perf. Without it there is no flame graph,
+/// and all else.
+fn draw_flame(out: &Path, runner: &mut Runner, scenario: Scenario, point: &Point) {
+    let peers = if point.planes {
+        &runner.planes
+    } else {
+        &runner.peers
     };
-    let proxy = runner.start(&peer, point)?;
-    let pid = proxy.pid.context("gate is a process")?;
-    let folder = out.join("perf");
-    fs::create_dir_all(&folder)?;
-    let recording = Recording::begin(pid, &folder)?;
-    (point.work)(&runner.stage(&peer, point, &proxy))?;
+    let able =
+        |peer: &&Peer| peer.kind != Kind::Direct && runner.reason_against(peer, point).is_none();
+    let Some(peer) = peers.iter().find(able).cloned() else {
+        return;
+    };
     let name = format!("{}-{}", scenario.name(), point.name);
     let svg = out.join(format!("flame-{}.svg", file_name(&name)));
-    let drawn = recording.draw(&format!("{}: {name}", peer.name), &svg);
-    fs::remove_dir_all(&folder)?;
-    eprintln!("{}", svg.display());
-    drawn
+    let title = format!("{}: {name}", peer.name);
+    let drawn = runner.with_proxy(&peer, point, |runner, proxy| {
+        let recording = Recording::begin(proxy.pid.context("no process")?)?;
+        (point.work)(&runner.stage(&peer, point, proxy))?;
+        recording.draw(&title, &svg)
+    });
+    match drawn {
+        Ok(()) => eprintln!("{}", svg.display()),
+        Err(error) => eprintln!("gate-bench: no flame graph of {title}: {error:#}"),
+    }
 }
 
 fn is_asked_for(options: &Options, point: &Point) -> bool {
@@ -281,36 +231,6 @@ fn file_name(name: &str) -> String {
     let words = name.split(|letter: char| !letter.is_ascii_alphanumeric());
     let words: Vec<_> = words.filter(|word| !word.is_empty()).collect();
     words.join("-")
-}
-
-fn peer_infos(
-    asked: &[(Peer, Result<String>)],
-    commands: &BTreeMap<String, BTreeSet<String>>,
-) -> Vec<PeerInfo> {
-    let mut infos: Vec<PeerInfo> = asked
-        .iter()
-        .map(|(peer, version)| PeerInfo {
-            name: peer.name.clone(),
-            version: version.as_ref().ok().cloned(),
-            commands: Vec::new(),
-            absent: version.as_ref().err().map(|error| format!("{error:#}")),
-            note: peer.note().map(str::to_owned),
-        })
-        .collect();
-    for (name, commands) in commands {
-        let commands = commands.iter().cloned().collect();
-        match infos.iter_mut().find(|info| info.name == *name) {
-            Some(info) => info.commands = commands,
-            None => infos.push(PeerInfo {
-                name: name.clone(),
-                version: None,
-                commands,
-                absent: None,
-                note: None,
-            }),
-        }
-    }
-    infos
 }
 
 /// Ways that failed are a failure of the run, though the report is there.

@@ -23,13 +23,13 @@ use crate::host::namespace::inside;
 use crate::host::network::Network;
 use crate::host::queues::{Counts, GateControl};
 use crate::load::crew::Place;
-use crate::load::pace::Pace;
 use crate::load::session;
-use crate::measure::window::{Watch, Who, Window};
+use crate::measure::window::{Watch, Who};
 use crate::peer::{Job, Kind, Peer, Proxy, Role};
 use crate::report::histogram::Interval;
 use crate::report::model::{NicRun, PathReport, Placement, PointReport, Run};
-use crate::scenario::{Measured, Plan, Point, Server, Stage};
+use crate::scenario::{Plan, Point, Server, Stage};
+use crate::verdict::{bottleneck, ensure_few_failed};
 
 /// A CPU that is busier than this holds the rate down.
 const BUSY: f64 = 0.9;
@@ -99,10 +99,7 @@ pub struct Done {
 impl Runner {
     /// Runs every round of a point, or those until a signal comes. A way that fails
     /// is left out, and the report says why.
-    ///
-    /// # Errors
-    /// Never, as things are.
-    pub fn run(&mut self, scenario: &str, point: &Point) -> Result<Done> {
+    pub fn run(&mut self, scenario: &str, point: &Point) -> Done {
         let peers = if point.planes {
             &self.planes
         } else {
@@ -162,11 +159,12 @@ impl Runner {
             measures: point.measures.clone(),
             paths,
         };
-        Ok(Done { report, latencies })
+        Done { report, latencies }
     }
 
     /// Why a way cannot be measured under a load.
-    fn reason_against(&self, peer: &Peer, point: &Point) -> Option<String> {
+    #[must_use]
+    pub fn reason_against(&self, peer: &Peer, point: &Point) -> Option<String> {
         let direct = peer.kind == Kind::Direct;
         let needs = match point.server {
             Server::Backend => false,
@@ -178,6 +176,11 @@ impl Runner {
         }
         if needs && self.nic.is_some() {
             return Some("PostgreSQL is not at the other end of --nic".to_owned());
+        }
+        let is_gate = matches!(peer.kind, Kind::Gate { .. });
+        let in_kernel = point.planes || (is_gate && point.role == Role::RefuseHard);
+        if in_kernel && !rustix::process::geteuid().is_root() {
+            return Some("the kernel plane needs root".to_owned());
         }
         if direct && point.role == Role::RefusePolitely {
             // PostgreSQL refuses by itself.
@@ -212,45 +215,62 @@ impl Runner {
         peer: &Peer,
         point: &Point,
     ) -> Result<(Run, Option<Histogram<u64>>)> {
-        let load = self.nic.as_ref().map(|nic| nic.network.load_namespace());
-        // A proxy ends with the thread that started it: all of it is done in one.
-        let load = load.map(|load| load.try_clone_to_owned()).transpose()?;
-        let measured = inside(load.as_ref().map(AsFd::as_fd), || {
-            let mut proxy = self.start(peer, point)?;
-            if point.role == Role::Relay && point.server == Server::Backend {
-                // A socket that listens is not yet a worker that serves.
-                session::open(proxy.address).context("the first session")?;
-            }
-            let before = self.counts(&proxy)?;
-            let measured = (point.work)(&self.stage(peer, point, &proxy))
+        let measured = self.with_proxy(peer, point, |runner, proxy| {
+            let before = runner.counts(proxy)?;
+            let measured = (point.work)(&runner.stage(peer, point, proxy))
                 .with_context(|| format!("under load of {}", point.name))?;
             proxy.ensure_runs()?;
-            self.backend.ensure_runs()?;
+            runner.backend.ensure_runs()?;
             ensure_few_failed(&measured)?;
-            let after = self.counts(&proxy)?;
-            if let (Some(nic), Some(before), Some(after)) = (&mut self.nic, before, after)
+            let after = runner.counts(proxy)?;
+            if let (Some(nic), Some(before), Some(after)) = (&mut runner.nic, before, after)
                 && round == 0
             {
                 let queues = &nic.network.device.queues;
                 let run = before.until(&after, queues, &point.name, &peer.name);
                 nic.runs.push(run);
             }
-            anyhow::Ok(measured)
-        })??;
+            Ok(measured)
+        })?;
         let window = &measured.window;
         let bound = point.server != Server::Postgres;
+        let placement = bound.then_some(&self.placement);
         let run = Run {
             round,
             seconds: window.elapsed.as_secs_f64(),
             values: measured.values.into_iter().collect(),
             sides: window.report(),
-            bottleneck: self.bottleneck(peer, point.pace, window, bound).to_owned(),
+            bottleneck: bottleneck(peer, point.pace, window, placement).to_owned(),
             failed: measured.failed,
             failure: measured.failure,
             repeated: 0,
             disturbed: window.disturbed.clone(),
         };
         Ok((run, measured.latency))
+    }
+
+    /// Starts a way to the server, does something on it where the load is, and ends
+    /// it.
+    ///
+    /// # Errors
+    /// It does not start, or serves nobody; or the work failed.
+    pub fn with_proxy<T: Send>(
+        &mut self,
+        peer: &Peer,
+        point: &Point,
+        work: impl FnOnce(&mut Self, &mut Proxy) -> Result<T> + Send,
+    ) -> Result<T> {
+        let load = self.nic.as_ref().map(|nic| nic.network.load_namespace());
+        // A proxy ends with the thread that started it: all of it is done in one.
+        let load = load.map(|load| load.try_clone_to_owned()).transpose()?;
+        inside(load.as_ref().map(AsFd::as_fd), || {
+            let mut proxy = self.start(peer, point)?;
+            if point.role == Role::Relay && point.server == Server::Backend {
+                // A socket that listens is not yet a worker that serves.
+                session::open(proxy.address).context("the first session")?;
+            }
+            work(self, &mut proxy)
+        })?
     }
 
     /// Of the network device, and of the workers of a gate that was just started.
@@ -270,7 +290,7 @@ impl Runner {
     ///
     /// # Errors
     /// It does not start.
-    pub fn start(&mut self, peer: &Peer, point: &Point) -> Result<Proxy> {
+    fn start(&mut self, peer: &Peer, point: &Point) -> Result<Proxy> {
         ensure_descriptors(point)?;
         let postgres = self.postgres.map(|postgres| postgres.address);
         let backend = match (point.server, postgres) {
@@ -339,28 +359,6 @@ impl Runner {
             probe: None,
         }
     }
-
-    /// Who held the rate down.
-    fn bottleneck(&self, peer: &Peer, pace: Pace, window: &Window, bound: bool) -> &'static str {
-        let elapsed = window.elapsed.as_secs_f64();
-        let cpus = |name: &str| window.cpu(name).unwrap_or_default().as_secs_f64() / elapsed;
-        let ends = cpus("load") + cpus("backend");
-        let (gate, load) = (&self.placement.gate_cpus, &self.placement.load_cpus);
-        if !bound || gate.is_empty() {
-            let all = std::thread::available_parallelism().map_or(1, usize::from);
-            let busy = ends + cpus("proxy") > all as f64 * BUSY;
-            return if busy { "all CPUs" } else { "nobody" };
-        }
-        if ends > load.len() as f64 * BUSY {
-            "load"
-        } else if cpus("proxy") > peer.cpus_usable(gate.len()) as f64 * BUSY {
-            "proxy"
-        } else if pace != Pace::Closed {
-            "schedule"
-        } else {
-            "nobody"
-        }
-    }
 }
 
 /// In which order the ways take their turns: another one in each round, so that no
@@ -375,21 +373,6 @@ fn order(point: &str, round: u32, count: usize) -> Vec<usize> {
         .collect();
     order.sort_unstable();
     order.into_iter().map(|(_, index)| index).collect()
-}
-
-/// A way that fails some of its clients is not compared by the others.
-fn ensure_few_failed(measured: &Measured) -> Result<()> {
-    let rate = measured.values.iter().find(|(key, _)| key == "rate");
-    let Some((_, rate)) = rate else { return Ok(()) };
-    let done = rate * measured.window.elapsed.as_secs_f64();
-    let share = measured.failed as f64 / done.max(1.0);
-    ensure!(
-        share <= FAILED_MAX,
-        "{} failed beside {done:.0} that did not, such as: {}",
-        measured.failed,
-        measured.failure.as_deref().unwrap_or_default()
-    );
-    Ok(())
 }
 
 /// Both ends of every session are descriptors of this process.

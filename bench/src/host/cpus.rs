@@ -81,7 +81,7 @@ pub fn place(gate: Option<&CpuList>, load: Option<&CpuList>) -> Result<Placement
         (None, None) => halves(&allowed, &cores),
     };
     Ok(Placement {
-        notes: notes(&gate_cpus, &load_cpus, &cores),
+        notes: notes_of(&gate_cpus, &load_cpus, &cores),
         gate_cpus,
         load_cpus,
     })
@@ -107,8 +107,16 @@ fn halves(allowed: &[usize], cores: &[Vec<usize>]) -> (Vec<usize>, Vec<usize>) {
     }
 }
 
+/// What to know of a placement.
+///
+/// # Errors
+/// Never, as things are.
+pub fn notes(gate: &[usize], load: &[usize]) -> Result<Vec<String>> {
+    Ok(notes_of(gate, load, &cores(&allowed()?, &siblings)))
+}
+
 /// CPUs that share what a core has are slowed down by each other.
-fn notes(gate: &[usize], load: &[usize], cores: &[Vec<usize>]) -> Vec<String> {
+fn notes_of(gate: &[usize], load: &[usize], cores: &[Vec<usize>]) -> Vec<String> {
     let mut notes = Vec::new();
     for cpu in gate.iter().filter(|cpu| load.contains(cpu)) {
         notes.push(format!("CPU {cpu} has proxies and load: they share it"));
@@ -180,11 +188,11 @@ mod tests {
         let pairs = cores(&allowed, &|cpu| vec![cpu % 2, cpu % 2 + 2]);
         assert_eq!(pairs, [[0, 2], [1, 3]]);
         assert_eq!(halves(&allowed, &pairs), (vec![0, 2], vec![1, 3]));
-        assert!(notes(&[0, 2], &[1, 3], &pairs).is_empty());
-        assert_eq!(notes(&[0, 1], &[2, 3], &pairs).len(), 2);
+        assert!(notes_of(&[0, 2], &[1, 3], &pairs).is_empty());
+        assert_eq!(notes_of(&[0, 1], &[2, 3], &pairs).len(), 2);
         let one = cores(&allowed[..2], &|_| vec![0, 1]);
         assert_eq!(halves(&allowed[..2], &one), (vec![0], vec![1]));
-        assert_eq!(notes(&[0], &[0, 1], &one).len(), 2);
+        assert_eq!(notes_of(&[0], &[0, 1], &one).len(), 2);
         assert_eq!(halves(&[7], &[vec![7]]), (vec![], vec![]));
     }
 }

@@ -28,16 +28,23 @@ pub fn note_signals() -> Result<()> {
     ];
     drop(guard);
     let wait = move || {
-        runtime.block_on(async {
-            let [interrupt, terminate, hangup] = &mut signals;
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-                _ = hangup.recv() => {}
-            }
-        });
+        let mut next = || {
+            runtime.block_on(async {
+                let [interrupt, terminate, hangup] = &mut signals;
+                tokio::select! {
+                    _ = interrupt.recv() => {}
+                    _ = terminate.recv() => {}
+                    _ = hangup.recv() => {}
+                }
+            });
+        };
+        next();
         INTERRUPTED.store(true, Ordering::SeqCst);
-        eprintln!("gate-bench: interrupted, putting everything back");
+        eprintln!("gate-bench: interrupted, putting everything back; once more ends it now");
+        next();
+        // Proxies end with us; what is noted as changed is put back by the next run.
+        eprintln!("gate-bench: ended; the next run puts back what is still changed");
+        std::process::exit(130);
     };
     std::thread::Builder::new()
         .name("signals".into())

@@ -74,7 +74,13 @@ impl Counts {
         Ok(Self {
             by_queue,
             by_cpu: cpu_packets(&Sources::default())?,
-            workers: gate.map(GateControl::workers).transpose()?,
+            workers: gate.and_then(|gate| match gate.workers() {
+                Ok(workers) => Some(workers),
+                Err(error) => {
+                    eprintln!("gate-bench: no workers in the table of queues: {error:#}");
+                    None
+                }
+            }),
         })
     }
 

@@ -22,16 +22,38 @@ pub struct Wanted {
     pub file: PathBuf,
     /// What it is to be.
     pub value: String,
+    /// More than that is as good.
+    at_least: bool,
+    /// Without it there is no run.
+    needed: bool,
 }
 
 impl Wanted {
-    /// A sysctl by its name.
-    #[must_use]
-    pub fn sysctl(name: &str, value: impl Into<String>) -> Self {
+    fn new(file: PathBuf, value: &str) -> Self {
         Self {
-            file: Path::new("/proc/sys").join(name.replace('.', "/")),
-            value: value.into(),
+            file,
+            value: value.to_owned(),
+            at_least: false,
+            needed: false,
         }
+    }
+
+    fn sysctl(name: &str, value: &str) -> Self {
+        let file = Path::new("/proc/sys").join(name.replace('.', "/"));
+        Self::new(file, value)
+    }
+
+    fn or_more(self) -> Self {
+        Self {
+            at_least: true,
+            ..self
+        }
+    }
+
+    fn is_met_by(&self, value: &str) -> bool {
+        let number = |text: &str| text.parse::<u64>().ok();
+        let more = number(value).zip(number(&self.value));
+        value == self.value || (self.at_least && more.is_some_and(|(is, wanted)| is >= wanted))
     }
 }
 
@@ -44,12 +66,15 @@ pub fn of_every_run(congestion_control: Option<&str>) -> Vec<Wanted> {
         Wanted::sysctl("net.ipv4.ip_local_port_range", "10000 65535"),
         Wanted::sysctl("net.ipv4.tcp_tw_reuse", "1"),
         // Or closing becomes cheaper once a minute's connections fill the table.
-        Wanted::sysctl("net.ipv4.tcp_max_tw_buckets", "1048576"),
-        Wanted::sysctl("net.core.somaxconn", "8192"),
-        Wanted::sysctl("net.ipv4.tcp_max_syn_backlog", "8192"),
+        Wanted::sysctl("net.ipv4.tcp_max_tw_buckets", "1048576").or_more(),
+        Wanted::sysctl("net.core.somaxconn", "8192").or_more(),
+        Wanted::sysctl("net.ipv4.tcp_max_syn_backlog", "8192").or_more(),
     ];
     if let Some(name) = congestion_control {
-        wanted.push(Wanted::sysctl("net.ipv4.tcp_congestion_control", name));
+        wanted.push(Wanted {
+            needed: true,
+            ..Wanted::sysctl("net.ipv4.tcp_congestion_control", name)
+        });
     }
     let governors = (0..).map(|cpu| {
         PathBuf::from(format!(
@@ -59,10 +84,7 @@ pub fn of_every_run(congestion_control: Option<&str>) -> Vec<Wanted> {
     wanted.extend(
         governors
             .take_while(|file| file.exists())
-            .map(|file| Wanted {
-                file,
-                value: "performance".to_owned(),
-            }),
+            .map(|file| Wanted::new(file, "performance")),
     );
     wanted
 }
@@ -101,46 +123,52 @@ impl Changed {
     fn make_noting(wanted: Vec<Wanted>, journal: &Path) -> Result<Self> {
         put_back_of_the_dead(journal)?;
         let mut notes = Vec::new();
-        for Wanted { file, value } in wanted {
+        for wanted in &wanted {
+            let file = wanted.file.clone();
             let before = read(&file).with_context(|| file.display().to_string())?;
-            if before != value {
-                notes.push(Note {
+            if !wanted.is_met_by(&before) {
+                let during = wanted.value.clone();
+                let note = Note {
                     file,
                     before,
-                    during: value,
-                });
+                    during,
+                };
+                notes.push((note, wanted.needed));
             }
         }
         // Also of no changes: a second bench is to find the first one.
         let noted = Journal {
             pid: std::process::id(),
-            notes: notes.clone(),
+            notes: notes.iter().map(|(note, _)| note.clone()).collect(),
         };
-        match write_new(journal, &serde_json::to_vec(&noted)?) {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                if !notes.is_empty() {
-                    eprintln!("host: not root, so these stay as they are:");
-                }
-                for note in notes {
-                    eprintln!("host:   {}", note.line());
-                }
-                return Ok(Self {
-                    journal: journal.to_owned(),
-                    notes: Vec::new(),
-                });
-            }
-            result => result.with_context(|| format!("cannot write {}", journal.display()))?,
+        let written = write_new(journal, &serde_json::to_vec(&noted)?);
+        let may_not = written.as_ref().err().map(io::Error::kind);
+        if may_not != Some(io::ErrorKind::PermissionDenied) {
+            written.with_context(|| format!("cannot write {}", journal.display()))?;
         }
-        // From here on the journal is ours to remove.
+        // From here on the journal, if there is one, is ours to remove.
         let mut changed = Self {
             journal: journal.to_owned(),
             notes: Vec::new(),
         };
-        for note in notes {
-            eprintln!("host: {} (put back at the end)", note.line());
-            fs::write(&note.file, &note.during)
-                .with_context(|| format!("{} is not accepted", note.line()))?;
-            changed.notes.push(note);
+        for (note, needed) in notes {
+            // Never without a note of it.
+            let done = match may_not {
+                None => fs::write(&note.file, &note.during),
+                Some(kind) => Err(kind.into()),
+            };
+            match done {
+                Ok(()) => {
+                    eprintln!("host: {} (put back at the end)", note.line());
+                    changed.notes.push(note);
+                }
+                Err(error) if needed => {
+                    return Err(error).with_context(|| {
+                        format!("{} cannot be set: as root, to what there is", note.line())
+                    });
+                }
+                Err(error) => eprintln!("host: {} stays as it is: {error}", note.line()),
+            }
         }
         Ok(changed)
     }
@@ -189,6 +217,10 @@ fn put_back_of_the_dead(journal: &Path) -> Result<()> {
     eprintln!("host: putting back what a bench that was killed has changed");
     put_back(&noted.notes);
     remove(journal);
+    anyhow::ensure!(
+        !journal.exists(),
+        "a bench that was killed has left changes: run one as root to put them back"
+    );
     Ok(())
 }
 
@@ -262,10 +294,7 @@ mod tests {
         }
 
         fn change(&self) -> Result<Changed> {
-            let wanted = Wanted {
-                file: self.file(),
-                value: "1 2".into(),
-            };
+            let wanted = Wanted::new(self.file(), "1 2");
             Changed::make_noting(vec![wanted], &self.journal())
         }
 
@@ -319,5 +348,30 @@ mod tests {
         fs::write(machine.file(), "7 8").unwrap();
         drop(changed);
         assert_eq!(machine.now(), "7 8");
+    }
+
+    #[test]
+    fn more_than_wanted_is_left_alone() {
+        let wanted = Wanted::new(PathBuf::new(), "8192").or_more();
+        assert!(wanted.is_met_by("8192") && wanted.is_met_by("65535"));
+        assert!(!wanted.is_met_by("4096") && !wanted.is_met_by("x"));
+        assert!(!Wanted::new(PathBuf::new(), "1").is_met_by("2"));
+    }
+
+    #[test]
+    fn what_cannot_be_set_stays_unless_it_was_asked_for() {
+        let machine = Machine::new();
+        let missing = |needed| Wanted {
+            needed,
+            // A value that the kernel refuses.
+            ..Wanted::sysctl("net.ipv4.tcp_congestion_control", "no-such")
+        };
+        let make = |needed| Changed::make_noting(vec![missing(needed)], &machine.journal());
+        let changed = make(false).unwrap();
+        assert!(changed.report().is_empty());
+        drop(changed);
+        let error = make(true).map(drop).unwrap_err();
+        assert!(format!("{error:#}").contains("cannot be set"), "{error:#}");
+        assert!(!machine.journal().exists());
     }
 }

@@ -139,8 +139,8 @@ impl Drop for Names {
     }
 }
 
-/// Of runs whose process is gone, and of an earlier one with our number.
-fn remove_leftovers() {
+/// Removes namespaces of runs whose process is gone, and of an earlier one with our number.
+pub fn remove_leftovers() {
     let names = fs::read_dir(NAMES).into_iter().flatten().flatten();
     for name in names {
         let name = name.file_name().to_string_lossy().into_owned();

@@ -55,7 +55,7 @@ pub struct Attempts {
 /// # Errors
 /// No threads are left.
 pub fn start(place: &Place, target: SocketAddr, attempts: Attempts) -> Result<Crew> {
-    Crew::start(place, move |member| {
+    Crew::start(place, attempts.at_once, move |member| {
         Thread::new(&member, target, attempts.clone())?.run(&member)
     })
 }

@@ -13,8 +13,19 @@ use super::tally::Tally;
 /// Where a load's threads live.
 #[derive(Clone, Debug, Default)]
 pub struct Place {
-    /// One thread for each; empty: one thread, not bound.
+    /// One thread for each; empty: as many as there are CPUs, not bound.
     pub cpus: Vec<usize>,
+}
+
+impl Place {
+    /// How many threads there are.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        match self.cpus.len() {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            bound => bound,
+        }
+    }
 }
 
 /// What the threads of a load are to do.
@@ -73,16 +84,17 @@ impl Member {
 }
 
 impl Crew {
-    /// Starts a thread `load-N` for each CPU.
+    /// Starts a thread `load-N` for each CPU, but not more than there are `shares` of
+    /// the work: a thread without one would end at once, or do nothing of a schedule.
     ///
     /// # Errors
     /// No threads are left.
-    pub fn start<Work>(place: &Place, work: Work) -> Result<Self>
+    pub fn start<Work>(place: &Place, shares: usize, work: Work) -> Result<Self>
     where
         Work: Fn(Member) -> Result<Tally> + Clone + Send + 'static,
     {
         let phase = Arc::new(Phase::default());
-        let of = place.cpus.len().max(1);
+        let of = place.threads().min(shares).max(1);
         let mut crew = Self {
             phase: Arc::clone(&phase),
             threads: Vec::new(),
@@ -155,4 +167,27 @@ pub fn bind(cpu: Option<usize>) -> Result<()> {
         sched_setaffinity(None, &set)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_thread_has_a_share() {
+        // Not bound: this machine may have fewer CPUs.
+        let shares = 2;
+        let threads = Place::default().threads() + shares;
+        for (asked, expected) in [(1, 1), (threads, Place::default().threads())] {
+            let crew = Crew::start(&Place::default(), asked, move |member| {
+                assert!(member.share(asked) > 0);
+                let mut tally = Tally::new();
+                tally.bytes = member.share(asked) as u64;
+                Ok(tally)
+            });
+            let crew = crew.unwrap();
+            assert_eq!(crew.threads.len(), expected);
+            assert_eq!(crew.end().unwrap().bytes, asked as u64);
+        }
+    }
 }

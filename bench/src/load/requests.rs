@@ -38,7 +38,7 @@ pub fn start(place: &Place, target: SocketAddr, requests: Requests) -> Result<Cr
     let sessions = session::open_all(target, requests.sessions)?;
     // Each thread takes its own out of it.
     let sessions = Arc::new(std::sync::Mutex::new(sessions));
-    Crew::start(place, move |member| {
+    Crew::start(place, requests.sessions, move |member| {
         let count = member.share(requests.sessions);
         let mut all = sessions
             .lock()

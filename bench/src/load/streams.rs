@@ -42,7 +42,7 @@ pub enum Way {
 pub fn start(place: &Place, target: SocketAddr, streams: usize, way: Way) -> Result<Crew> {
     let sessions = session::open_all(target, streams)?;
     let sessions = Arc::new(Mutex::new(sessions));
-    Crew::start(place, move |member| {
+    Crew::start(place, streams, move |member| {
         let count = member.share(streams);
         let mut all = sessions
             .lock()

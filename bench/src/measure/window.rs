@@ -129,6 +129,18 @@ impl Watch {
 }
 
 impl Window {
+    /// Of a run that nothing disturbed.
+    #[cfg(test)]
+    #[must_use]
+    pub fn of(elapsed: Duration, sides: Vec<(&'static str, Used)>) -> Self {
+        Self {
+            elapsed,
+            sides,
+            ended: Vec::new(),
+            disturbed: None,
+        }
+    }
+
     /// CPU time of a side, if there is such a side.
     #[must_use]
     pub fn cpu(&self, name: &str) -> Option<Duration> {

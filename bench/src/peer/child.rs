@@ -6,7 +6,9 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use rustix::process::{
+    Pid, Signal, kill_process, kill_process_group, set_parent_process_death_signal,
+};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::host::namespace::enter;
@@ -74,14 +76,14 @@ impl Drop for Child {
     fn drop(&mut self) {
         let begin = Instant::now();
         while matches!(self.0.try_wait(), Ok(None)) {
-            let signal = if begin.elapsed() > ENDS_WITHIN {
-                Signal::KILL
+            // The id is still this child's, and its group's: it was not waited for. A
+            // failure shows in the next turn.
+            let child = Pid::from_child(&self.0);
+            let _ = if begin.elapsed() > ENDS_WITHIN {
+                kill_process_group(child, Signal::KILL)
             } else {
-                Signal::TERM
+                kill_process(child, Signal::TERM)
             };
-            // The id is still this child's: it was not waited for. A failure shows
-            // in the next turn.
-            let _ = kill_process(Pid::from_child(&self.0), signal);
             std::thread::sleep(Duration::from_millis(20));
         }
     }

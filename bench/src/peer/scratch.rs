@@ -21,6 +21,8 @@ pub struct Scratch {
     /// No other proxy of this machine has this name at the same time.
     name: String,
     folder: PathBuf,
+    /// Whether gate may have pinned maps under this name.
+    has_pins: bool,
 }
 
 impl Scratch {
@@ -38,7 +40,12 @@ impl Scratch {
             .mode(0o700)
             .create(&folder)
             .with_context(|| format!("cannot make {}", folder.display()))?;
-        let scratch = Self { name, folder };
+        let has_pins = program == "gate";
+        let scratch = Self {
+            name,
+            folder,
+            has_pins,
+        };
         // Set apart from making it, which obeys the umask.
         fs::set_permissions(&scratch.folder, fs::Permissions::from_mode(0o755))?;
         Ok(scratch)
@@ -93,12 +100,15 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
+        remove(&self.folder);
+        if !self.has_pins {
+            return;
+        }
         for gates in pin_folders() {
             remove(&gates.join(&self.name));
             // Goes only if this was the last instance.
             let _ = fs::remove_dir(gates);
         }
-        remove(&self.folder);
     }
 }
 
@@ -138,11 +148,17 @@ fn pin_folders() -> Vec<PathBuf> {
 
 fn remove(folder: &Path) {
     match fs::remove_dir_all(folder) {
+        // Without root nobody sees into bpffs, and has no pins there either.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && is_pin(folder) => {}
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             eprintln!("gate-bench: {} is left behind: {error}", folder.display());
         }
         _ => {}
     }
+}
+
+fn is_pin(folder: &Path) -> bool {
+    pin_folders().iter().any(|gates| folder.starts_with(gates))
 }
 
 /// Where bpf file systems are mounted: proc_pid_mountinfo(5). A mount point with

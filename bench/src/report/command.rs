@@ -20,7 +20,8 @@ pub struct Options {
     /// the same kind are compared
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
-    /// Where the plot is written; without it, beside the first file
+    /// Where the plot is written; without it, beside the first file. Two reports have none: each
+    /// has its own
     #[arg(long, value_name = "OUT")]
     pub svg: Option<PathBuf>,
     /// Print JSON in place of text

@@ -10,6 +10,8 @@ use super::model::{PathReport, PointReport, Report, Run, ScenarioReport};
 use super::{plot, text};
 use crate::stats::Spread;
 
+const JSON: &str = "report.json";
+
 /// The files of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
@@ -40,10 +42,7 @@ impl Report {
 /// # Errors
 /// A file cannot be written or drawn.
 pub fn write(report: &Report, folder: &Path) -> Result<Written> {
-    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    let json = folder.join("report.json");
-    let form = serde_json::to_string_pretty(report).context("report as JSON")? + "\n";
-    save(&json, &form)?;
+    let json = write_json(report, folder)?;
     let for_people = folder.join("report.txt");
     save(&for_people, &text::report(report))?;
     let mut plots = Vec::new();
@@ -72,6 +71,38 @@ pub fn plot_name(scenario: &ScenarioReport) -> String {
     };
     let name: String = scenario.name.chars().map(safe).collect();
     format!("{name}.svg")
+}
+
+/// Writes `report.json` alone.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn write_json(report: &Report, folder: &Path) -> Result<PathBuf> {
+    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+    let json = folder.join(JSON);
+    let form = serde_json::to_string_pretty(report).context("report as JSON")? + "\n";
+    save(&json, &form)?;
+    Ok(json)
+}
+
+/// Makes a folder for a report. If there is one in it, its files are removed: plots
+/// and histograms of another run would lie beside this one's.
+///
+/// # Errors
+/// The folder cannot be made, or a file not removed.
+pub fn make_folder(folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+    if !folder.join(JSON).exists() {
+        return Ok(());
+    }
+    for file in fs::read_dir(folder)? {
+        let file = file?.path();
+        let ending = file.extension().and_then(|ending| ending.to_str());
+        if ending.is_some_and(|ending| ["json", "txt", "svg", "hlog", "hgrm"].contains(&ending)) {
+            fs::remove_file(&file).with_context(|| format!("remove {}", file.display()))?;
+        }
+    }
+    Ok(())
 }
 
 /// Writes a file, and names it if that fails.

@@ -194,6 +194,7 @@ fn empty() -> Report {
             congestion_control: "cubic".to_owned(),
         },
         nic: None,
+        postgres: None,
         host_changes: vec![HostChange {
             setting: "net.core.somaxconn".to_owned(),
             before: "4096".to_owned(),

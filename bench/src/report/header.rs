@@ -22,6 +22,9 @@ pub fn text(report: &Report) -> String {
     ] {
         text.push_str(&paragraph(&format!("{name:<9}"), &value));
     }
+    if let Some(postgres) = &report.postgres {
+        text.push_str(&paragraph("server   ", postgres));
+    }
     for note in &report.placement.notes {
         text.push_str(&paragraph("note     ", note));
     }

@@ -36,6 +36,9 @@ pub struct Report {
     pub peers: Vec<PeerInfo>,
     /// What was measured, in order.
     pub scenarios: Vec<ScenarioReport>,
+    /// The real PostgreSQL and its settings, as far as they were told.
+    #[serde(default)]
+    pub postgres: Option<String>,
     /// The network device between load and gate, if it was not loopback.
     #[serde(default)]
     pub nic: Option<NicReport>,

@@ -47,11 +47,20 @@ pub fn points(plan: &Plan) -> Vec<Point> {
                     measure("proxy_cpu", "proxy CPU", "us/transaction", Better::Lower),
                     measure("rate", "rate", "transactions/s", Better::Higher),
                     measure("mean", "mean latency", "ms", Better::Lower),
-                    measure("all_cpu", "CPU of all sides", "us/transaction", Better::Lower),
+                    measure(
+                        "all_cpu",
+                        "CPU of all sides",
+                        "us/transaction",
+                        Better::Lower,
+                    ),
                 ],
                 ..Point::new(
                     format!("pgbench {name}"),
-                    format!("pgbench with {CLIENTS} clients on {THREADS} threads: {about}; nobody is bound to CPUs"),
+                    format!(
+                        "pgbench -n -c {CLIENTS} -j {THREADS} {}: {about}; nobody is bound to \
+                         CPUs, and there is no warm-up",
+                        words.join(" ")
+                    ),
                     Box::new(move |stage| run(stage, &program, words)),
                 )
             }

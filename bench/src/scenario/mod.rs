@@ -38,7 +38,7 @@ pub enum Scenario {
     Idle,
     /// New sessions per second
     Connect,
-    /// What the kernel programs cost: gate with them and without
+    /// What the kernel programs cost: gate with them and without, whatever --peers says
     Kernel,
     /// Latency of live sessions beside clients that never read
     Stall,
