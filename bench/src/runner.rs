@@ -31,11 +31,6 @@ use crate::report::model::{NicRun, PathReport, Placement, PointReport, Run};
 use crate::scenario::{Plan, Point, Server, Stage};
 use crate::verdict::{bottleneck, ensure_few_failed};
 
-/// A CPU that is busier than this holds the rate down.
-const BUSY: f64 = 0.9;
-
-/// Of what is done: more failures are a failure of the run.
-const FAILED_MAX: f64 = 0.01;
 /// Of this process, besides those of sessions.
 const OWN_DESCRIPTORS: u64 = 256;
 
@@ -243,6 +238,7 @@ impl Runner {
             bottleneck: bottleneck(peer, point.pace, window, placement).to_owned(),
             failed: measured.failed,
             failure: measured.failure,
+            unfinished: measured.unfinished,
             repeated: 0,
             disturbed: window.disturbed.clone(),
         };

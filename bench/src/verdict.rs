@@ -120,6 +120,7 @@ mod tests {
             latency: None,
             failed,
             failure: Some("reset".to_owned()),
+            unfinished: 0,
         };
         assert!(ensure_few_failed(&measured(10)).is_ok());
         let error = ensure_few_failed(&measured(11)).unwrap_err().to_string();

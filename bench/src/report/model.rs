@@ -186,6 +186,9 @@ pub struct Run {
     /// An example of it.
     #[serde(default)]
     pub failure: Option<String>,
+    /// What was due by a schedule, but not done in the end.
+    #[serde(default)]
+    pub unfinished: u64,
     /// Runs of this round thrown away because something disturbed them.
     pub repeated: u32,
     /// What disturbed the run that was kept, if even the last one was.

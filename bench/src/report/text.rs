@@ -41,9 +41,17 @@ pub fn notes(point: &PointReport) -> Vec<String> {
         for run in path.runs.iter().filter(|run| run.failed > 0) {
             let example = run.failure.as_deref().unwrap_or("no example");
             notes.push(format!(
-                "{peer}, round {}: {} failed or were late, such as: {example}",
+                "{peer}, round {}: {} failed, such as: {example}",
                 run.round + 1,
                 count(run.failed)
+            ));
+        }
+        for run in path.runs.iter().filter(|run| run.unfinished > 0) {
+            notes.push(format!(
+                "{peer}, round {}: {} were due and not done in the end; the time that they had \
+                 waited by then is in the latencies",
+                run.round + 1,
+                count(run.unfinished)
             ));
         }
         for run in path.runs.iter().filter(|run| run.repeated > 0) {

@@ -57,5 +57,6 @@ fn run(stage: &Stage<'_>, streams: usize, way: Way) -> Result<Measured> {
         latency: None,
         failed: tally.failed,
         failure: tally.failure,
+        unfinished: 0,
     })
 }

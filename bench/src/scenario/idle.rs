@@ -71,5 +71,6 @@ fn run(stage: &Stage<'_>, count: usize) -> Result<Measured> {
         latency: None,
         failed: 0,
         failure: None,
+        unfinished: 0,
     })
 }

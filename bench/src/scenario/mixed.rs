@@ -112,6 +112,7 @@ fn run(stage: &Stage<'_>, program: &str, words: &[&str]) -> Result<Measured> {
         latency: None,
         failed: result.failed,
         failure: (result.failed > 0).then(|| "transactions failed".to_owned()),
+        unfinished: 0,
     })
 }
 

@@ -129,10 +129,12 @@ pub struct Measured {
     pub window: Window,
     /// Nanoseconds.
     pub latency: Option<Histogram<u64>>,
-    /// What was not done as it should be, and an example.
+    /// What was not done as it should be.
     pub failed: u64,
     /// An example of it.
     pub failure: Option<String>,
+    /// What was due by a schedule, but not done in the end.
+    pub unfinished: u64,
 }
 
 impl Point {

@@ -131,10 +131,9 @@ impl Stage<'_> {
         Ok(Measured {
             values: values.into_iter().chain(latencies).collect(),
             window,
-            failed: tally.failed + tally.unfinished,
-            failure: tally.failure.or_else(|| {
-                (tally.unfinished > 0).then(|| "due, but not done in the end".to_owned())
-            }),
+            failed: tally.failed,
+            failure: tally.failure,
+            unfinished: tally.unfinished,
             latency: Some(tally.latency),
         })
     }

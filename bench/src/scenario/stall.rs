@@ -85,6 +85,7 @@ fn run(stage: &Stage<'_>, stalled: usize, pace: Pace) -> Result<Measured> {
     // What befell the first half befell the ratio.
     beside.window.disturbed = beside.window.disturbed.or(alone.window.disturbed);
     beside.failed += alone.failed;
+    beside.unfinished += alone.unfinished;
     beside.failure = beside.failure.or(alone.failure);
     let kernel = (after.kernel_kib - before.kernel_kib) / stalled.max(1) as f64;
     beside.values.extend([
