@@ -354,7 +354,10 @@ mod tests {
 
     #[test]
     fn only_services_just_installed_are_kept_from_boot() {
-        assert_eq!(services_of(&["haproxy", "valgrind", "nginx"]), "haproxy nginx");
+        assert_eq!(
+            services_of(&["haproxy", "valgrind", "nginx"]),
+            "haproxy nginx"
+        );
         assert_eq!(services_of(&["libnginx-mod-stream", "linux-perf"]), "");
 
         let folder = tempfile::tempdir().unwrap();
@@ -365,7 +368,10 @@ mod tests {
         };
         assert!(run().status.success(), "there is no systemctl");
         let systemctl = folder.path().join("systemctl");
-        for (code, complaint) in [(0, ""), (1, "setup: at boot these may start: haproxy nginx\n")] {
+        for (code, complaint) in [
+            (0, ""),
+            (1, "setup: at boot these may start: haproxy nginx\n"),
+        ] {
             fs::write(&systemctl, format!("#!/bin/sh\necho \"$*\"; exit {code}")).unwrap();
             fs::set_permissions(&systemctl, fs::Permissions::from_mode(0o755)).unwrap();
             let output = run();

@@ -230,7 +230,10 @@ mod tests {
         // A thread is listed for a moment longer than its end is waited for.
         let begin = Instant::now();
         while of_own_threads("burner-").unwrap() != Used::default() {
-            assert!(begin.elapsed() < Duration::from_secs(1), "it is still there");
+            assert!(
+                begin.elapsed() < Duration::from_secs(1),
+                "it is still there"
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
     }
