@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::host;
 
-/// Where `gate`, `gatectl` and `gate-bench` lie: `GATE_BIN_DIR`, else the target
-/// directory of this test, after `cargo build -p gate -p gate-bench --bins`.
+/// Where `gate`, `gatectl`, `gate-bench` and `xtask` lie: `GATE_BIN_DIR`, else the
+/// target directory of this test, after a `cargo build` of these.
 ///
 /// # Errors
 /// When the build fails.
@@ -43,9 +43,21 @@ pub fn gatectl() -> Result<PathBuf> {
 /// # Errors
 /// When the build fails, or `GATE_BIN_DIR` has none.
 pub fn gate_bench() -> Result<PathBuf> {
-    let bench = directory()?.join("gate-bench");
-    ensure!(bench.is_file(), "there is no {}", bench.display());
-    Ok(bench)
+    there("gate-bench")
+}
+
+/// The automation.
+///
+/// # Errors
+/// When the build fails, or `GATE_BIN_DIR` has none.
+pub fn xtask() -> Result<PathBuf> {
+    there("xtask")
+}
+
+fn there(name: &str) -> Result<PathBuf> {
+    let program = directory()?.join(name);
+    ensure!(program.is_file(), "there is no {}", program.display());
+    Ok(program)
 }
 
 fn find_or_build() -> Result<PathBuf> {
@@ -66,6 +78,7 @@ fn find_or_build() -> Result<PathBuf> {
     build
         .args(["build", "--quiet", "--bins"])
         .args(["--package", "gate", "--package", "gate-bench"])
+        .args(["--package", "xtask"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .env("CARGO_TARGET_DIR", profile.parent().unwrap_or(profile));
     if profile.ends_with("release") {

@@ -37,6 +37,16 @@ pub fn no_kernel_plane() -> Option<String> {
     bpf_map_is_refused().map(|error| format!("needs BPF: {error}"))
 }
 
+/// A program on `PATH`, or where Debian puts servers.
+#[must_use]
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from))
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file())
+}
+
 /// Waits until `probe` gives a value, at most `limit`. The error carries what
 /// was waited for and the last thing the probe said.
 ///

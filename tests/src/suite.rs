@@ -50,10 +50,18 @@ pub struct Stage {
 /// A test. An error or a panic fails it.
 pub type Check = fn(&Stage) -> Result<()>;
 
+struct Test {
+    name: String,
+    plane: Plane,
+    check: Check,
+    /// What this machine lacks for it.
+    missing: Option<String>,
+}
+
 /// A list of tests in the making.
 #[derive(Default)]
 pub struct Suite {
-    tests: Vec<(String, Plane, Check)>,
+    tests: Vec<Test>,
     one_at_a_time: bool,
 }
 
@@ -75,12 +83,23 @@ impl Suite {
 
     /// A check of the kernel plane.
     pub fn kernel(&mut self, name: &str, check: Check) {
-        self.tests.push((name.into(), Plane::Kernel, check));
+        self.needing(None, Plane::Kernel, name, check);
     }
 
     /// A check of the local ledger.
     pub fn local(&mut self, name: &str, check: Check) {
-        self.tests.push((name.into(), Plane::Local, check));
+        self.needing(None, Plane::Local, name, check);
+    }
+
+    /// A check that needs more than its plane does: `missing` is what this machine
+    /// lacks of that.
+    pub fn needing(&mut self, missing: Option<String>, plane: Plane, name: &str, check: Check) {
+        self.tests.push(Test {
+            name: name.into(),
+            plane,
+            check,
+            missing,
+        });
     }
 
     /// Runs the tests that the command line selects and ends the process.
@@ -102,13 +121,14 @@ impl Suite {
         } else {
             Postgres::shared().map_err(|error| format!("needs PostgreSQL: {error:#}"))
         };
-        let trials = self.tests.into_iter().map(|(name, plane, check)| {
-            let missing = match (plane, &kernel_missing, &postgres) {
-                (_, _, Err(reason)) => Some(reason.clone()),
-                (Plane::Kernel, Some(reason), _) => Some(reason.clone()),
-                _ => None,
-            };
-            trial(&name, plane, check, postgres.as_ref().ok(), missing)
+        let trials = self.tests.into_iter().map(|mut test| {
+            match (test.plane, &kernel_missing, &postgres) {
+                (_, _, Err(reason)) | (Plane::Kernel, Some(reason), _) => {
+                    test.missing = Some(reason.clone());
+                }
+                _ => {}
+            }
+            trial(test, postgres.as_ref().ok())
         });
         let conclusion = libtest_mimic::run(&arguments, trials.collect());
         if let Ok(postgres) = postgres {
@@ -128,13 +148,13 @@ thread_local! {
     static PANIC_PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-fn trial(
-    name: &str,
-    plane: Plane,
-    check: Check,
-    postgres: Option<&&'static Postgres>,
-    missing: Option<String>,
-) -> Trial {
+fn trial(test: Test, postgres: Option<&&'static Postgres>) -> Trial {
+    let Test {
+        name,
+        plane,
+        check,
+        missing,
+    } = test;
     let name = format!("{name} [{}]", plane.label());
     match (postgres, missing) {
         (Some(&postgres), None) => {

@@ -30,14 +30,17 @@ Without root it asks sudo; without sudo it prints the commands to run.\n\n  \
 tests: a PostgreSQL server with psql and pgbench; no cluster is created or started\n  \
 ebpf:  rustc-web, rust-web-src, rust-web-clippy, llvm-22-dev and bpf-linker, to build and\n         \
 lint the kernel object. Only needed by those who change it: a build embeds the committed one\n  \
-bench: HAProxy, PgBouncer and nginx, which gate is compared to, valgrind and perf; no service\n         \
-of theirs is started"
+bench: HAProxy, PgBouncer and nginx, which gate is compared to, valgrind and perf; of those\n         \
+that this installs, no service is started, now or at boot"
 )]
 pub struct Args {
     /// What to prepare for
     #[arg(long, value_enum, default_value_t = What::All)]
     pub what: What,
 }
+
+/// Packages of the bench with a service of their name.
+const SERVICES: [&str; 3] = ["haproxy", "pgbouncer", "nginx"];
 
 /// What a machine is prepared for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -179,7 +182,27 @@ fn install_bench_packages() -> Result<()> {
         root.push(line);
     }
     root.apt_install(&missing);
+    let services = services_of(&missing);
+    if !services.is_empty() {
+        eprintln!("setup: no service is started, now or at boot: {services}");
+        root.push(not_at_boot(&services));
+    }
     root.run()
+}
+
+/// Services that these packages bring along, by blanks.
+fn services_of(packages: &[&str]) -> String {
+    let services = packages.iter().filter(|name| SERVICES.contains(name));
+    services.copied().collect::<Vec<_>>().join(" ")
+}
+
+/// Debian enables what it installs, whatever [`POLICY`] says of starting it. What is installed is
+/// of use even if this fails.
+fn not_at_boot(services: &str) -> String {
+    format!(
+        "! command -v systemctl > /dev/null || systemctl disable {services} \
+         || echo 'setup: at boot these may start: {services}' >&2"
+    )
 }
 
 /// Those packages whose file is not there; says why each is needed.
@@ -305,6 +328,8 @@ pub fn sudo() -> Option<Command> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     /// What the policy file is while the lines are in force, and afterwards.
@@ -325,6 +350,35 @@ mod tests {
         let others = others.filter(|entry| entry.path() != file).count();
         assert_eq!(others, 0, "a copy is left");
         (answer, fs::read_to_string(&file).ok())
+    }
+
+    #[test]
+    fn only_services_just_installed_are_kept_from_boot() {
+        assert_eq!(
+            services_of(&["haproxy", "valgrind", "nginx"]),
+            "haproxy nginx"
+        );
+        assert_eq!(services_of(&["libnginx-mod-stream", "linux-perf"]), "");
+
+        let folder = tempfile::tempdir().unwrap();
+        let run = || {
+            let mut sh = Command::new("/bin/sh");
+            sh.args(["-e", "-c", &not_at_boot("haproxy nginx")]);
+            sh.env("PATH", folder.path()).output().unwrap()
+        };
+        assert!(run().status.success(), "there is no systemctl");
+        let systemctl = folder.path().join("systemctl");
+        for (code, complaint) in [
+            (0, ""),
+            (1, "setup: at boot these may start: haproxy nginx\n"),
+        ] {
+            fs::write(&systemctl, format!("#!/bin/sh\necho \"$*\"; exit {code}")).unwrap();
+            fs::set_permissions(&systemctl, fs::Permissions::from_mode(0o755)).unwrap();
+            let output = run();
+            assert_eq!(output.stdout, b"disable haproxy nginx\n");
+            assert_eq!(String::from_utf8(output.stderr).unwrap(), complaint);
+            assert!(output.status.success(), "{}", output.status);
+        }
     }
 
     #[test]

@@ -13,13 +13,17 @@ use crate::harness::{
     ANOTHER, Bench, Ended, QUICK, Running, items, one_line, points, wait_for_others,
 };
 
-/// What a run changes, and to what.
-const SETTINGS: [(&str, &str); 4] = [
+/// What a run changes, and to what; a number that is larger already stays.
+const SETTINGS: [(&str, &str); 5] = [
     ("net.ipv4.ip_local_port_range", "10000 65535"),
     ("net.ipv4.tcp_tw_reuse", "1"),
-    ("net.core.somaxconn", "8192"),
+    ("net.ipv4.tcp_max_tw_buckets", "1048576"),
+    (SOMAXCONN, "8192"),
     ("net.ipv4.tcp_max_syn_backlog", "8192"),
 ];
+const SOMAXCONN: &str = "net.core.somaxconn";
+/// The kernel's own, less than a run wants.
+const SOMAXCONN_UNTUNED: &str = "4096";
 
 /// Longer than any test lets it run.
 const ENDLESS: [&str; 9] = [
@@ -49,15 +53,18 @@ fn normal_end(_: &Stage) -> Result<()> {
     let bench = Bench::new()?;
     let own = ["connect", "--peers", "gate,direct"];
     let words = bench.words(&[&own[..], &QUICK].concat())?;
-    let (running, before) = start(&bench, &words)?;
+    let (before, running) = start(&bench, &words)?;
     let ended = bench.end(running)?;
     ended.expect(0)?;
     expect_clean(&bench, &before, &[ended.pid])?;
     let report = bench.report()?;
     let text = bench.text()?;
-    for ((name, wanted), value) in SETTINGS.iter().zip(&before) {
+    for ((name, wanted), value) in SETTINGS.iter().zip(&before.values) {
         let change = items(&report["host_changes"]).find(|change| change["setting"] == *name);
-        ensure!(change.is_some() == (value != wanted), "{name}: {change:?}");
+        ensure!(
+            change.is_some() != is_met(wanted, value),
+            "{name}: {change:?}"
+        );
         if let Some(change) = change {
             ensure!(
                 change["before"] == *value.as_str() && change["during"] == *wanted,
@@ -89,7 +96,7 @@ fn ends_in_order(signal: i32) -> Result<()> {
         "--peers",
         "gate,direct",
     ];
-    let (mut running, before) = start(&bench, &bench.words(&[&own[..], &QUICK].concat())?)?;
+    let (before, mut running) = start(&bench, &bench.words(&[&own[..], &QUICK].concat())?)?;
     running.wait_for("connect | 32 clients | round 1")?;
     running.signal(signal)?;
     let ended = bench.end(running)?;
@@ -114,17 +121,16 @@ fn ends_in_order(signal: i32) -> Result<()> {
 fn killed(_: &Stage) -> Result<()> {
     let bench = Bench::new()?;
     let words = [&ENDLESS[..], &["--nic", "veth"]].concat();
-    let (mut running, before) = start(&bench, &bench.words(&words)?)?;
+    let (before, mut running) = start(&bench, &bench.words(&words)?)?;
     // A proxy, its pins and its folder are there.
     running.wait_for("round 2 | gate")?;
     running.signal(libc::SIGKILL)?;
     let first = bench.end(running)?;
     ensure!(first.code.is_none(), "it was not killed: {:?}", first.code);
-    let stays = SETTINGS
-        .iter()
-        .map(|(name, _)| read(name))
-        .collect::<Result<Vec<_>>>()?;
-    ensure!(stays != before, "the settings came back by themselves");
+    ensure!(
+        values()? != before.values,
+        "the settings came back by themselves"
+    );
     let own = ["connect", "--nic", "veth", "--peers", "gate,direct"];
     let next = bench.run(&bench.words(&[&own[..], &QUICK].concat())?)?;
     next.expect(0)?;
@@ -135,7 +141,7 @@ fn killed(_: &Stage) -> Result<()> {
 
 fn second(_: &Stage) -> Result<()> {
     let bench = Bench::new()?;
-    let (running, before) = start(&bench, &bench.words(&ENDLESS)?)?;
+    let (before, running) = start(&bench, &bench.words(&ENDLESS)?)?;
     let other = Bench::new()?;
     let own = ["connect", "--peers", "direct"];
     let words = other.words(&[&own[..], &QUICK].concat())?;
@@ -153,46 +159,86 @@ fn second(_: &Stage) -> Result<()> {
 }
 
 /// Starts a bench and waits until the machine is as it wants it; the settings
-/// before that.
-fn start(bench: &Bench, words: &[String]) -> Result<(Running, Vec<String>)> {
+/// before that, which are to outlive the bench.
+fn start(bench: &Bench, words: &[String]) -> Result<(Before, Running)> {
     wait_for_others()?;
-    let before: Vec<String> = SETTINGS
-        .iter()
-        .map(|(name, _)| read(name))
-        .collect::<Result<_>>()?;
-    let changes = SETTINGS
-        .iter()
-        .zip(&before)
-        .any(|((_, wanted), value)| wanted != value);
-    ensure!(
-        changes,
-        "the settings are what a bench wants already: {before:?}"
-    );
+    let before = Before::note()?;
     let mut running = bench.start_at_once(words)?;
     running.wait_for("(put back at the end)")?;
     expect_changed("a run changes them")?;
-    Ok((running, before))
+    Ok((before, running))
+}
+
+/// The settings before a run.
+struct Before {
+    values: Vec<String>,
+    /// What a machine had that is tuned already; put back when dropped.
+    tuned: Option<String>,
+}
+
+impl Before {
+    /// Has at least one setting be other than a run wants it.
+    fn note() -> Result<Self> {
+        let mut before = Self {
+            values: values()?,
+            tuned: None,
+        };
+        let mut settings = SETTINGS.iter().zip(&before.values);
+        if settings.all(|((_, wanted), value)| is_met(wanted, value)) {
+            before.tuned = Some(read(SOMAXCONN)?);
+            write(SOMAXCONN, SOMAXCONN_UNTUNED)?;
+            before.values = values()?;
+        }
+        Ok(before)
+    }
+}
+
+impl Drop for Before {
+    fn drop(&mut self) {
+        if let Some(value) = &self.tuned
+            && let Err(error) = write(SOMAXCONN, value)
+        {
+            eprintln!("{SOMAXCONN} was {value}, and stays {SOMAXCONN_UNTUNED}: {error}");
+        }
+    }
+}
+
+fn is_met(wanted: &str, value: &str) -> bool {
+    let number = |text: &str| text.parse::<u64>().ok();
+    let more = number(value).zip(number(wanted));
+    value == wanted || more.is_some_and(|(value, wanted)| value > wanted)
 }
 
 fn expect_changed(when: &str) -> Result<()> {
     host::eventually(Duration::from_secs(5), when, || {
         for (name, wanted) in SETTINGS {
             let value = read(name)?;
-            ensure!(value == wanted, "{name} is {value}");
+            ensure!(is_met(wanted, &value), "{name} is {value}");
         }
         Ok(Some(()))
     })
 }
 
-fn expect_clean(bench: &Bench, before: &[String], pids: &[u32]) -> Result<()> {
-    for ((name, _), value) in SETTINGS.iter().zip(before) {
+fn expect_clean(bench: &Bench, before: &Before, pids: &[u32]) -> Result<()> {
+    for ((name, _), value) in SETTINGS.iter().zip(&before.values) {
         let now = read(name)?;
         ensure!(now == *value, "{name} is {now} in place of {value}");
     }
     bench.expect_nothing_left(pids)
 }
 
+fn values() -> Result<Vec<String>> {
+    SETTINGS.iter().map(|(name, _)| read(name)).collect()
+}
+
 fn read(name: &str) -> Result<String> {
-    let file = format!("/proc/sys/{}", name.replace('.', "/"));
-    Ok(one_line(&fs::read_to_string(file)?))
+    Ok(one_line(&fs::read_to_string(file(name))?))
+}
+
+fn write(name: &str, value: &str) -> Result<()> {
+    Ok(fs::write(file(name), value)?)
+}
+
+fn file(name: &str) -> String {
+    format!("/proc/sys/{}", name.replace('.', "/"))
 }

@@ -10,9 +10,12 @@ mod bad_input;
 mod burner;
 mod comparison;
 mod fake_gate;
+mod flame;
 mod harness;
 mod host_settings;
+mod instructions;
 mod machine;
+mod peers;
 mod report;
 mod runs;
 mod scenarios;
@@ -37,5 +40,8 @@ fn main() -> ExitCode {
     comparison::register(&mut suite);
     machine::register(&mut suite);
     host_settings::register(&mut suite);
+    peers::register(&mut suite);
+    flame::register(&mut suite);
+    instructions::register(&mut suite);
     suite.run()
 }

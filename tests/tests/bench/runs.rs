@@ -80,7 +80,10 @@ fn expect_sides(proxy: bool, run: &Value) -> Result<()> {
         // Of pgbench, which has ended by then, it is not known.
         let delay = &side["delay"];
         let known = delay.as_f64().is_some_and(|delay| delay >= 0.0);
-        ensure!(known || (delay.is_null() && side["name"] == "load"), "{side}");
+        ensure!(
+            known || (delay.is_null() && side["name"] == "load"),
+            "{side}"
+        );
     }
     Ok(())
 }

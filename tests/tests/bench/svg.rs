@@ -1,5 +1,7 @@
 //! Whether a plot is XML.
 
+const CDATA: &str = "![CDATA[";
+
 use anyhow::{Context as _, Result, bail, ensure};
 
 /// Every element that begins ends, in order, and there is nothing around them;
@@ -24,6 +26,11 @@ pub fn expect_well_formed(text: &str) -> Result<()> {
                 .split_once("-->")
                 .context("a comment without an end")?
                 .1;
+            continue;
+        }
+        if let Some(data) = rest.strip_prefix(CDATA) {
+            ensure!(!open.is_empty(), "text around the elements");
+            rest = data.split_once("]]>").context("data without an end")?.1;
             continue;
         }
         let (tag, after) = rest.split_once('>').context("a tag without an end")?;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::instructions::BENCH;
-use crate::{child, host};
+use crate::{child, host, test};
 
 /// Builds these packages' programs of the checkout, as they are shipped.
 pub fn release(root: &Path, packages: &[&str]) -> Result<()> {
@@ -17,6 +17,14 @@ pub fn release(root: &Path, packages: &[&str]) -> Result<()> {
         command.args(["--package", package]);
     }
     child::build(command.arg("--bins"))
+}
+
+/// Builds gate-bench as quickly as can be, for its help, and returns its path.
+pub fn for_help(root: &Path) -> Result<PathBuf> {
+    let mut command = host::cargo();
+    command.current_dir(root);
+    child::build(command.args(["build", "--package", "gate-bench", "--bins"]))?;
+    built("debug", "gate-bench")
 }
 
 /// Builds gate of another checkout into a target folder of its own, and returns its path.
@@ -33,19 +41,36 @@ pub fn other_gate(checkout: &Path, target: &Path) -> Result<PathBuf> {
     Ok(target.join("release/gate"))
 }
 
-/// Builds the program that runs one hot function at a time, and returns its path. `target` is a
-/// target folder other than the usual one.
+/// Builds the program that runs one hot function at a time, as gate is shipped, and returns its
+/// path. `target` is a target folder other than the usual one.
 pub fn instructions_program(checkout: &Path, target: Option<&Path>) -> Result<PathBuf> {
-    let mut command = host::cargo();
-    command
-        .current_dir(checkout)
-        .args(["bench", "--package", "gate", "--bench", BENCH, "--no-run"])
-        .args(["--message-format", "json-render-diagnostics"]);
+    let mut command = instructions_command(checkout);
+    command.args(["--package", "gate"]);
     if let Some(target) = target {
         command.arg("--target-dir").arg(target);
         command.env_remove("GATE_BPF_OBJECT");
     }
-    let messages = child::build_output(&mut command)?;
+    instructions_built(&mut command)
+}
+
+/// Builds the same without optimization, out of the crates that the tests have built already.
+pub fn quick_instructions_program(checkout: &Path) -> Result<PathBuf> {
+    let mut command = instructions_command(checkout);
+    command.args(["--profile", "dev"]).args(test::PACKAGES);
+    instructions_built(&mut command)
+}
+
+fn instructions_command(checkout: &Path) -> Command {
+    let mut command = host::cargo();
+    command
+        .current_dir(checkout)
+        .args(["bench", "--bench", BENCH, "--no-run"])
+        .args(["--message-format", "json-render-diagnostics"]);
+    command
+}
+
+fn instructions_built(command: &mut Command) -> Result<PathBuf> {
+    let messages = child::build_output(command)?;
     messages
         .lines()
         .find_map(bench_program)
@@ -64,7 +89,11 @@ fn bench_program(line: &str) -> Option<PathBuf> {
 
 /// A program of this workspace that was built for release.
 pub fn program(name: &str) -> Result<PathBuf> {
-    let program = host::target_dir()?.join("release").join(name);
+    built("release", name)
+}
+
+fn built(profile: &str, name: &str) -> Result<PathBuf> {
+    let program = host::target_dir()?.join(profile).join(name);
     ensure!(
         host::is_executable(&program),
         "cargo built no {}",

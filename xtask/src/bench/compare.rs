@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use super::instructions::{self, Counts};
 use super::output::{self, Output};
 use super::words::Words;
 use super::worktree::{self, Worktree};
-use super::{build, measure};
+use super::{build, help_of_gate_bench, measure};
 use crate::{host, sys};
 
 /// What a change of gate's own code shows in first.
@@ -26,7 +26,7 @@ const SCENARIOS: [&str; 3] = ["relay", "storm", "connect"];
 afterwards, and gate of\nthis checkout with its uncommitted changes. gate-bench runs both \
 interleaved and prints the ratios\nhead/base with their spread. Then instructions of the pure hot \
 functions are counted for both.\n\nScenarios are relay, storm and connect unless named. The options \
-are those of `cargo xtask bench`.\n\nExamples:\n  cargo xtask bench compare HEAD\n  \
+are those of `cargo xtask bench`,\nand --commit is both commits unless given.\n\nExamples:\n  cargo xtask bench compare HEAD\n  \
 cargo xtask bench compare main relay --rounds 9"
 )]
 struct Args {
@@ -40,40 +40,55 @@ struct Args {
 
 /// Runs the task; `words` begin with the word `compare`.
 pub fn main(root: &Path, words: &[OsString]) -> Result<ExitCode> {
-    let args = Args::parse_from(words);
-    let hash = worktree::resolve(root, &args.base)?;
     sys::note_signals();
+    // Asked here and not by clap, which would not see it behind other words.
+    if Words::new(words.to_vec()).ask_for_help() {
+        println!("{}", Args::command().render_help());
+        return help_of_gate_bench(root);
+    }
+    let args = Args::parse_from(words);
+    let words = Words::new(args.words);
+    let hash = worktree::resolve(root, &args.base)?;
     let output = Output::new()?;
     let folder = output::base()?;
     let target = folder.join("compare-target");
     let base = Worktree::new(root, &folder.join("compare"), &hash)?;
-    eprintln!("bench: base is {hash}, head is {}", build::commit(root));
+    let commits = commits(&build::commit(root), &build::commit(&base.path));
+    eprintln!("bench: {commits}");
 
     let base_gate = build::other_gate(&base.path, &target)?;
     build::release(root, &["gate", "gate-bench"])?;
     // Everything is built before anything is measured.
     let programs = instruction_programs(root, &base, &target)?;
-    let words = words_for_both(args.words, &base_gate, &build::program("gate")?);
+    let words = words_for_both(words, &commits, &base_gate, &build::program("gate")?);
     let code = measure(root, words, &output)?;
-    if code == ExitCode::SUCCESS
-        && let Some((base, head)) = programs
-    {
-        let (base, head) = (Counts::of(&base)?, Counts::of(&head)?);
-        println!("\nInstructions of one call\n");
-        print!(
-            "{}",
-            instructions::table(&[("base", &base), ("head", &head)])
-        );
-        let file = output.folder.join("instructions.json");
-        instructions::write(&file, &[("base", &base), ("head", &head)])?;
-        output.keep()?;
+    match programs {
+        Some(_) if code != ExitCode::SUCCESS => {
+            eprintln!("bench: gate-bench failed, so instructions were not counted");
+        }
+        Some((base, head)) => count_both(&base, &head, &output)?,
+        None => {}
     }
     Ok(code)
 }
 
+/// What the report calls the measured commits.
+fn commits(head: &str, base: &str) -> String {
+    format!("{head} (head), {base} (base)")
+}
+
+fn count_both(base: &Path, head: &Path, output: &Output) -> Result<()> {
+    let (base, head) = (Counts::of(base)?, Counts::of(head)?);
+    let columns = [("base", &base), ("head", &head)];
+    println!("\nInstructions of one call\n");
+    print!("{}", instructions::table(&columns));
+    let file = output.folder.join("instructions.json");
+    instructions::write(&file, &columns)?;
+    output.keep()
+}
+
 /// The words for gate-bench, with both gates as the only peers unless others are asked for.
-fn words_for_both(given: Vec<OsString>, base: &Path, head: &Path) -> Words {
-    let mut words = Words::new(given);
+fn words_for_both(mut words: Words, commits: &str, base: &Path, head: &Path) -> Words {
     if !words.name_a_scenario() {
         words.push_scenarios(&SCENARIOS);
     }
@@ -84,6 +99,9 @@ fn words_for_both(given: Vec<OsString>, base: &Path, head: &Path) -> Words {
     }
     if !words.have("--peers") {
         words.push("--peers", "head,base");
+    }
+    if !words.have("--commit") {
+        words.push("--commit", commits);
     }
     words
 }
@@ -120,8 +138,8 @@ mod tests {
     use super::*;
 
     fn line(given: &[&str]) -> String {
-        let given = given.iter().map(OsString::from).collect();
-        let words = words_for_both(given, Path::new("b/gate"), Path::new("h/gate"));
+        let given = Words::new(given.iter().map(OsString::from).collect());
+        let words = words_for_both(given, "C", Path::new("b/gate"), Path::new("h/gate"));
         let words = words.all().iter().map(|word| word.to_string_lossy());
         words.collect::<Vec<_>>().join(" ")
     }
@@ -131,17 +149,22 @@ mod tests {
         let gates = "--gate-bin head=h/gate --gate-bin base=b/gate";
         assert_eq!(
             line(&["--rounds", "9"]),
-            format!("relay storm connect --rounds 9 {gates} --peers head,base")
+            format!("relay storm connect --rounds 9 {gates} --peers head,base --commit C")
         );
         assert_eq!(
-            line(&["bulk", "--peers=base,head,direct"]),
-            format!("bulk --peers=base,head,direct {gates}")
+            line(&["bulk", "--peers=base,head,direct", "--commit=mine"]),
+            format!("bulk --peers=base,head,direct --commit=mine {gates}")
+        );
+        assert_eq!(
+            line(&["--only", "relay", "--peers", "head", "--commit", "c"]),
+            format!("relay storm connect --only relay --peers head --commit c {gates}")
         );
     }
 
     #[test]
     fn two_gates_alone_need_no_postgresql_in_a_storm() {
-        let words = |given| words_for_both(given, Path::new("b"), Path::new("h"));
+        let (base, head) = (Path::new("b"), Path::new("h"));
+        let words = |given| words_for_both(Words::new(given), "C", base, head);
         assert!(!words(vec![]).need_postgresql());
         assert!(words(vec!["mixed".into()]).need_postgresql());
     }

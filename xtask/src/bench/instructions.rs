@@ -47,6 +47,10 @@ struct Args {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
+    /// Build without optimization: for the test that counting works, not for its figures
+    #[arg(long, hide = true)]
+    quick: bool,
+
     /// Functions whose name contains this text; all if none is given
     filter: Option<String>,
 }
@@ -71,7 +75,11 @@ pub fn main(root: &Path, words: &[OsString]) -> Result<ExitCode> {
         None => None,
     };
     sys::note_signals();
-    let program = build::instructions_program(root, None)?;
+    let program = if args.quick {
+        build::quick_instructions_program(root)?
+    } else {
+        build::instructions_program(root, None)?
+    };
     let counts = Counts::filtered(&program, args.filter.as_deref())?;
     match &baseline {
         Some((name, baseline)) => print!("{}", table(&[(name, baseline), ("now", &counts)])),

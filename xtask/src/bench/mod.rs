@@ -35,8 +35,9 @@ Builds gate and gate-bench (release) and runs `gate-bench run` with the words gi
   --out DIR            target/bench/<time>; target/bench/latest leads to it afterwards
   --postgres ADDR      if a scenario needs a real PostgreSQL (mixed, storm's direct row, all): a
   --postgres-pid PID   throw-away cluster on 127.0.0.1, made from the PostgreSQL programs of this
-                       machine: max_connections=300, pgbench tables of scale 10, commits that do
+  --postgres-about T   machine: max_connections=300, pgbench tables of scale 10, commits that do
                        not wait for the disk. Without such programs the rows are named as missing
+  --pgbench PATH       for mixed: the pgbench of those programs, not a wrapper on PATH
 
 Each of them that is given here stands. Ctrl-C ends everything in order. The kernel plane and the
 preparation of the host need root. What follows are the options of gate-bench, handed on as they are.
@@ -68,14 +69,7 @@ fn run(root: &Path, mut words: Words) -> Result<ExitCode> {
     sys::note_signals();
     if words.ask_for_help() {
         println!("{HELP}");
-        build::release(root, &["gate-bench"])?;
-        let mut gate_bench = Command::new(build::program("gate-bench")?);
-        let gate_bench = gate_bench.args(["run", "--help"]);
-        return Ok(child::exit_code(child::follow(
-            gate_bench,
-            Reach::Child,
-            sys::KILL,
-        )?));
+        return help_of_gate_bench(root);
     }
     let output = Output::new()?;
     if words.have("--gate-bin") {
@@ -85,6 +79,14 @@ fn run(root: &Path, mut words: Words) -> Result<ExitCode> {
         words.push("--gate-bin", build::program("gate")?);
     }
     measure(root, words, &output)
+}
+
+/// What gate-bench says of its options.
+fn help_of_gate_bench(root: &Path) -> Result<ExitCode> {
+    let mut gate_bench = Command::new(build::for_help(root)?);
+    let gate_bench = gate_bench.args(["run", "--help"]);
+    let status = child::follow(gate_bench, Reach::Child, sys::KILL)?;
+    Ok(child::exit_code(status))
 }
 
 /// Runs gate-bench with these words, to which commit, output and PostgreSQL are added.
@@ -111,6 +113,15 @@ fn measure(root: &Path, mut words: Words, output: &Output) -> Result<ExitCode> {
     if let Some(cluster) = &cluster {
         words.push("--postgres", cluster.address());
         words.push("--postgres-pid", cluster.pid().to_string());
+        if !words.have("--postgres-about") {
+            words.push("--postgres-about", postgres::about(&cluster.version));
+        }
+    }
+    if words.need_pgbench()
+        && !words.have("--pgbench")
+        && let Some(pgbench) = postgres::pgbench()
+    {
+        words.push("--pgbench", pgbench);
     }
     ensure!(sys::signals().0 == 0, "interrupted");
     let mut gate_bench = Command::new(build::program("gate-bench")?);

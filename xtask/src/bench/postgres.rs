@@ -1,10 +1,12 @@
 //! The real PostgreSQL of a measurement.
 
+use std::path::PathBuf;
+
 use anyhow::{Result, ensure};
 
 use crate::cluster::Cluster;
 use crate::scratch::Scratch;
-use crate::sys;
+use crate::{host, setup, sys};
 
 /// What differs from PostgreSQL's defaults, and why.
 ///
@@ -32,6 +34,22 @@ const ROLES: [&str; 3] = [
     "create role refused login connection limit 0",
 ];
 
+/// What a report says of it.
+pub fn about(version: &str) -> String {
+    let tables = match pgbench() {
+        Some(_) => format!("pgbench tables at scale {SCALE}"),
+        None => "no pgbench tables".to_owned(),
+    };
+    format!("{version}; {}; {tables}", SETTINGS.join(" "))
+}
+
+/// The pgbench of the server's own programs. What Debian has on PATH is a wrapper in Perl, whose
+/// start would count as work of the client.
+pub fn pgbench() -> Option<PathBuf> {
+    let pgbench = setup::postgresql_bin()?.join("pgbench");
+    host::is_executable(&pgbench).then_some(pgbench)
+}
+
 /// Starts a cluster with pgbench tables in the database `postgres`, which the superuser `postgres`
 /// owns.
 pub fn start(scratch: &Scratch) -> Result<Cluster> {
@@ -42,4 +60,19 @@ pub fn start(scratch: &Scratch) -> Result<Cluster> {
     cluster.sql("postgres", &["checkpoint"])?;
     ensure!(sys::signals().0 == 0, "interrupted");
     Ok(cluster)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_has_version_and_settings_in_one_line() {
+        let about = about("PostgreSQL 15.14");
+        assert!(about.starts_with("PostgreSQL 15.14; max_connections=300 "));
+        assert!(about.contains("synchronous_commit=off"), "{about}");
+        assert!(!about.contains('\n'), "{about}");
+        let tables = about.contains("tables at scale 10");
+        assert_eq!(tables, pgbench().is_some(), "{about}");
+    }
 }

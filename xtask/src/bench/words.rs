@@ -7,8 +7,11 @@ const SCENARIOS: [&str; 10] = [
     "storm", "admit", "relay", "bulk", "idle", "connect", "kernel", "stall", "mixed", "all",
 ];
 
+/// Options of gate-bench that stand alone: the word behind any other one is its value.
+const FLAGS: [&str; 3] = ["--flame", "--help", "-h"];
+
 /// Arguments of `gate-bench run`. Its options are its own: only those are known here that xtask
-/// would add.
+/// would add, and those without a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Words(Vec<OsString>);
 
@@ -51,6 +54,11 @@ impl Words {
         SCENARIOS.iter().any(|name| self.name(name))
     }
 
+    /// Whether pgbench is run.
+    pub fn need_pgbench(&self) -> bool {
+        self.name("mixed") || self.name("all") || !self.name_a_scenario()
+    }
+
     /// Whether a real PostgreSQL is to be made for this run: mixed runs pgbench, and storm measures
     /// PostgreSQL's own refusals in the row `direct`.
     pub fn need_postgresql(&self) -> bool {
@@ -58,15 +66,21 @@ impl Words {
             let peers = peers.to_string_lossy();
             peers.split(',').any(|peer| peer.trim() == "direct")
         });
-        let needed = self.name("mixed")
-            || self.name("all")
-            || !self.name_a_scenario()
-            || (self.name("storm") && direct);
+        let needed = self.need_pgbench() || (self.name("storm") && direct);
         needed && !self.have("--postgres")
     }
 
     fn name(&self, scenario: &str) -> bool {
-        self.0.iter().any(|word| word == scenario)
+        let mut words = self.0.iter().enumerate();
+        words.any(|(at, word)| word == scenario && !self.is_a_value(at))
+    }
+
+    /// Whether the word there belongs to the option before it.
+    fn is_a_value(&self, at: usize) -> bool {
+        let before = at.checked_sub(1).and_then(|before| self.0[before].to_str());
+        before.is_some_and(|word| {
+            word.starts_with('-') && !word.contains('=') && !FLAGS.contains(&word)
+        })
     }
 
     /// The value of an option; empty if the value is missing, for gate-bench to complain about.
@@ -135,6 +149,32 @@ mod tests {
         ] {
             assert!(!words(line).need_postgresql(), "{line}");
         }
+    }
+
+    #[test]
+    fn the_value_of_an_option_is_no_scenario() {
+        for line in ["--only relay", "--rounds 3 --only relay", "--only=relay"] {
+            assert!(!words(line).name_a_scenario(), "{line}");
+        }
+        for line in [
+            "relay",
+            "relay --only storm",
+            "--rounds 3 relay",
+            "--only=x relay",
+            "--flame relay",
+        ] {
+            assert!(words(line).name("relay"), "{line}");
+            assert!(!words(line).name("storm"), "{line}");
+        }
+        assert!(!words("relay --only mixed").need_postgresql());
+    }
+
+    #[test]
+    fn pgbench_is_run_by_mixed_alone() {
+        for line in ["", "all", "mixed", "relay mixed --postgres 127.0.0.1:1"] {
+            assert!(words(line).need_pgbench(), "{line}");
+        }
+        assert!(!words("storm relay").need_pgbench());
     }
 
     #[test]

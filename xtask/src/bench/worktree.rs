@@ -28,7 +28,8 @@ impl Worktree {
         host::output(
             worktree
                 .git()
-                .args(["worktree", "add", "--quiet", "--detach"])
+                // By force: a note of it may have survived its files.
+                .args(["worktree", "add", "--force", "--quiet", "--detach"])
                 .arg(&worktree.path)
                 .arg(hash),
         )?;
@@ -41,19 +42,18 @@ impl Worktree {
 
     /// Removes files and git's note of them. Not being there is no error.
     fn remove(&self) {
-        // Git refuses a folder that it has no note of, and the note of a folder that is gone is
-        // pruned: each covers what the other leaves.
-        let _ = host::output(
-            self.git()
-                .args(["worktree", "remove", "--force"])
-                .arg(&self.path),
-        );
         if self.path.exists()
             && let Err(error) = fs::remove_dir_all(&self.path)
         {
             eprintln!("bench: {} stays behind: {error}", self.path.display());
         }
-        let _ = host::output(self.git().args(["worktree", "prune"]));
+        // Files come first: git refuses a folder without its `.git`, but not one that is gone.
+        // `worktree prune` would drop the note of every folder that is absent just now.
+        let _ = host::output(
+            self.git()
+                .args(["worktree", "remove", "--force"])
+                .arg(&self.path),
+        );
     }
 }
 
@@ -148,6 +148,22 @@ pub mod tests {
         drop(Worktree::new(root, &folder, &hash).unwrap());
         assert!(!folder.join(&hash).exists());
         assert_eq!(worktrees(root), 1);
+    }
+
+    #[test]
+    fn the_note_of_another_worktree_stays() {
+        let scratch = Scratch::new("test-others").unwrap();
+        let root = &scratch.path;
+        repository(root);
+        let hash = resolve(root, "HEAD").unwrap();
+        // As on a disk that is not mounted just now.
+        let (others, away) = (root.join("others"), root.join("away"));
+        let mut add = git(root);
+        add.args(["worktree", "add", "--quiet", "--detach"]);
+        host::output(add.arg(&others)).unwrap();
+        fs::rename(&others, &away).unwrap();
+        drop(Worktree::new(root, &root.join("compare"), &hash).unwrap());
+        assert_eq!(worktrees(root), 2);
     }
 
     #[test]

@@ -17,6 +17,16 @@ use report::{Outcome, Report};
 /// The test programs of `tests/tests` that a tier runs; `cargo xtask check` knows no others.
 pub const KNOWN_TEST_TARGETS: [&str; 3] = ["kernel", "e2e", "bench"];
 
+/// What is built for tests, with one selection of packages and features: with another one, cargo
+/// would compile shared dependencies again.
+pub const PACKAGES: [&str; 5] = [
+    "--workspace",
+    "--exclude",
+    "gate-ebpf",
+    "--features",
+    "xtask/builtin-backend",
+];
+
 /// No test program runs longer; one that does has hung.
 const PROGRAM_TIME_MAX: Duration = Duration::from_secs(20 * 60);
 
@@ -27,8 +37,8 @@ unit:   unit, property and documentation tests of all crates, the model check of
 token arithmetic (loom), and the reproducible build of the kernel object\n  \
 kernel: the kernel programs on this machine's kernel; needs root\n  \
 e2e:    gate in front of a real PostgreSQL, with psql, pgbench and tokio-postgres\n  \
-bench:  the bench itself, with every scenario and peer, in moments; says nothing of speed;\n          \
-needs root, HAProxy, PgBouncer and nginx\n\n\
+bench:  the bench itself, with every scenario and peer, in moments (three minutes in all);\n          \
+says nothing of speed; needs root, HAProxy, PgBouncer, nginx, perf and valgrind\n\n\
 What cannot run here is skipped by name. With CI=true a skipped test is a failure.\n\
 The last line of the output is the sum: N passed, N failed, N skipped."
 )]

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+use super::PACKAGES;
 use super::report::{Parser, Report};
 use crate::host;
 
@@ -23,16 +24,13 @@ pub struct TestProgram {
     executable: PathBuf,
 }
 
-/// Builds gate, gatectl and every test program; one selection of packages for both, so that
-/// shared dependencies are compiled once.
+/// Builds gate, gatectl and every test program.
 pub fn build(root: &Path) -> Result<Vec<TestProgram>> {
-    let features = ["--features", "xtask/builtin-backend"];
-    let workspace = [&["--workspace", "--exclude", "gate-ebpf"][..], &features].concat();
     host::run(
         host::cargo()
             .current_dir(root)
             .args(["build", "--bins"])
-            .args(&workspace),
+            .args(PACKAGES),
     )?;
     let mut command = host::cargo();
     command
@@ -43,7 +41,7 @@ pub fn build(root: &Path) -> Result<Vec<TestProgram>> {
             "--message-format",
             "json-render-diagnostics",
         ])
-        .args(workspace);
+        .args(PACKAGES);
     eprintln!("+ {}", host::command_line(&command));
     let output = command
         .stdin(Stdio::null())
