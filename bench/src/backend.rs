@@ -1,6 +1,6 @@
 //! A server that speaks enough of the PostgreSQL protocol to be relayed to, and
 //! costs as little as it can: everybody is let in, requests say what they want
-//! in answer (see [`wire`](crate::wire)).
+//! in answer (see [`wire`]).
 
 mod inbox;
 
