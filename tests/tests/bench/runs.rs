@@ -9,7 +9,6 @@ use serde_json::Value;
 use crate::harness::items;
 use crate::report::Expected;
 
-
 /// Figures of a proxy: without one there are none.
 const OF_PROXY: [&str; 4] = ["proxy_cpu", "user_kib", "idle_cpu", "stalled_kib"];
 
