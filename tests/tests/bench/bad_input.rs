@@ -86,7 +86,7 @@ fn programs(_: &Stage) -> Result<()> {
         (
             &["--gate-bin", &gate, "--gate-bin", &named],
             1,
-            "two gates are called `gate`",
+            "two ways are called `gate`",
         ),
         (&[], 2, "--gate-bin"),
     ] {

@@ -10,7 +10,13 @@ use crate::harness::items;
 use crate::report::Expected;
 
 /// Figures of a proxy: without one there are none.
-const OF_PROXY: [&str; 4] = ["proxy_cpu", "user_kib", "idle_cpu", "stalled_kib"];
+const OF_PROXY: [&str; 5] = [
+    "proxy_cpu",
+    "user_kib",
+    "user_mib",
+    "idle_cpu",
+    "stalled_kib",
+];
 
 /// The runs, and their spread.
 pub fn expect_path(expected: &Expected<'_>, point: &Value, path: &Value) -> Result<()> {

@@ -37,7 +37,7 @@ unit:   unit, property and documentation tests of all crates, the model check of
 token arithmetic (loom), and the reproducible build of the kernel object\n  \
 kernel: the kernel programs on this machine's kernel; needs root\n  \
 e2e:    gate in front of a real PostgreSQL, with psql, pgbench and tokio-postgres\n  \
-bench:  the bench itself, with every scenario and peer, in moments (three minutes in all);\n          \
+bench:  the bench itself, with every scenario and peer, in moments (three and a half minutes);\n          \
 says nothing of speed; needs root, HAProxy, PgBouncer, nginx, perf and valgrind\n\n\
 What cannot run here is skipped by name. With CI=true a skipped test is a failure.\n\
 The last line of the output is the sum: N passed, N failed, N skipped."
