@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::backend::Backend;
 use crate::flame::{self, Recording};
@@ -16,7 +15,7 @@ use crate::host::facts::Facts;
 use crate::host::namespace::inside;
 use crate::host::network::Network;
 use crate::host::settings::{self, Changed};
-use crate::host::{cpus, interrupt, veth};
+use crate::host::{cpus, descriptors, interrupt, veth};
 use crate::load::crew::Place;
 use crate::options::Options;
 use crate::peer::{Kind, Peer};
@@ -40,7 +39,8 @@ pub fn run(options: &Options) -> Result<()> {
         flame::perf_version()?;
     }
     finish::make_folder(&options.out)?;
-    raise_descriptors()?;
+    // Clients and the backend's ends of thousands of sessions are ours.
+    descriptors::raise()?;
     veth::remove_leftovers();
     interrupt::note_signals()?;
     let changed = Changed::make(settings::of_every_run(
@@ -248,13 +248,6 @@ fn complain(report: &Report) -> Result<()> {
         0 => Ok(()),
         count => bail!("{count} ways failed under a load: see `left out` in the report"),
     }
-}
-
-/// Clients and the backend's ends of thousands of sessions are ours.
-fn raise_descriptors() -> Result<()> {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    setrlimit(Resource::Nofile, limit).context("cannot raise RLIMIT_NOFILE")
 }
 
 fn command_line() -> String {

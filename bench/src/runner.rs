@@ -13,11 +13,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
-use rustix::process::{Resource, getrlimit};
 
 use crate::backend::Backend;
+use crate::host::descriptors;
 use crate::host::interrupt;
 use crate::host::namespace::inside;
 use crate::host::network::Network;
@@ -287,7 +287,9 @@ impl Runner {
     /// # Errors
     /// It does not start.
     fn start(&mut self, peer: &Peer, point: &Point) -> Result<Proxy> {
-        ensure_descriptors(point)?;
+        // Both ends of every session are ours.
+        let needed = 2 * point.sessions as u64 + OWN_DESCRIPTORS;
+        descriptors::ensure_enough(needed, point.sessions, "load and backend")?;
         let postgres = self.postgres.map(|postgres| postgres.address);
         let backend = match (point.server, postgres) {
             (Server::Postgres, Some(address)) => address,
@@ -369,19 +371,6 @@ fn order(point: &str, round: u32, count: usize) -> Vec<usize> {
         .collect();
     order.sort_unstable();
     order.into_iter().map(|(_, index)| index).collect()
-}
-
-/// Both ends of every session are descriptors of this process.
-fn ensure_descriptors(point: &Point) -> Result<()> {
-    let needed = 2 * point.sessions as u64 + OWN_DESCRIPTORS;
-    let limit = getrlimit(Resource::Nofile).maximum;
-    ensure!(
-        limit.is_none_or(|limit| needed <= limit),
-        "{} sessions take {needed} descriptors of load and backend: raise RLIMIT_NOFILE \
-         (ulimit -Hn {needed})",
-        point.sessions
-    );
-    Ok(())
 }
 
 fn progress(scenario: &str, point: &Point, peer: &str, run: &Run) -> String {

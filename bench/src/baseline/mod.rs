@@ -15,9 +15,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
-use rustix::process::{Resource, getrlimit, setrlimit};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use socket2::{Domain, Socket, Type};
+
+use crate::host::{cpus, descriptors};
 
 /// Of each direction of a session.
 const BUFFER_SIZE: usize = 16 * 1024;
@@ -94,11 +95,9 @@ pub fn run(options: &Options) -> Result<()> {
         options.threads > 0,
         "--threads 0: there must be at least one"
     );
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    setrlimit(Resource::Nofile, limit).context("cannot raise RLIMIT_NOFILE")?;
+    descriptors::raise()?;
     let cpus = if options.pin {
-        allowed_cpus()?
+        cpus::allowed()?
     } else {
         Vec::new()
     };
@@ -148,13 +147,6 @@ fn run_thread(
         Runtime::Tokio => tokio::run(listener, task),
         Runtime::TokioUring => uring::run(listener, task),
     }
-}
-
-fn allowed_cpus() -> Result<Vec<usize>> {
-    let set = sched_getaffinity(None).context("which CPUs may this process use?")?;
-    Ok((0..CpuSet::MAX_CPU)
-        .filter(|cpu| set.is_set(*cpu))
-        .collect())
 }
 
 fn listen(address: SocketAddr) -> Result<TcpListener> {

@@ -2,6 +2,7 @@
 //! CPUs, network devices, signals.
 
 pub mod cpus;
+pub mod descriptors;
 pub mod facts;
 pub mod interrupt;
 pub mod namespace;

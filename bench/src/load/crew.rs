@@ -1,11 +1,11 @@
 //! The threads of a load, and what they are told.
 
 use std::num::NonZeroU64;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 
 use super::tally::Tally;
@@ -115,6 +115,28 @@ impl Crew {
         Ok(crew)
     }
 
+    /// The same, with a share of some things for each thread.
+    ///
+    /// # Errors
+    /// No threads are left.
+    pub fn start_sharing<Thing, Work>(place: &Place, things: Vec<Thing>, work: Work) -> Result<Self>
+    where
+        Thing: Send + 'static,
+        Work: Fn(Member, Vec<Thing>) -> Result<Tally> + Clone + Send + 'static,
+    {
+        let count = things.len();
+        let things = Arc::new(Mutex::new(things));
+        Self::start(place, count, move |member| {
+            let mut left = things
+                .lock()
+                .map_err(|_| anyhow!("a thread of the load panicked, see above"))?;
+            let from = left.len() - member.share(count);
+            let mine = left.split_off(from);
+            drop(left);
+            work(member, mine)
+        })
+    }
+
     /// What the threads are told.
     #[must_use]
     pub fn phase(&self) -> &Phase {
@@ -179,10 +201,11 @@ mod tests {
         let shares = 2;
         let threads = Place::default().threads() + shares;
         for (asked, expected) in [(1, 1), (threads, Place::default().threads())] {
-            let crew = Crew::start(&Place::default(), asked, move |member| {
-                assert!(member.share(asked) > 0);
+            let things: Vec<usize> = (0..asked).collect();
+            let crew = Crew::start_sharing(&Place::default(), things, |_, mine| {
+                assert!(!mine.is_empty());
                 let mut tally = Tally::new();
-                tally.bytes = member.share(asked) as u64;
+                tally.bytes = mine.len() as u64;
                 Ok(tally)
             });
             let crew = crew.unwrap();

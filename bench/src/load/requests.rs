@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -36,16 +35,7 @@ pub struct Requests {
 /// A session was not let in.
 pub fn start(place: &Place, target: SocketAddr, requests: Requests) -> Result<Crew> {
     let sessions = session::open_all(target, requests.sessions)?;
-    // Each thread takes its own out of it.
-    let sessions = Arc::new(std::sync::Mutex::new(sessions));
-    Crew::start(place, requests.sessions, move |member| {
-        let count = member.share(requests.sessions);
-        let mut all = sessions
-            .lock()
-            .map_err(|_| anyhow::anyhow!("a thread panicked"))?;
-        let from = all.len() - count;
-        let mine = all.split_off(from);
-        drop(all);
+    Crew::start_sharing(place, sessions, move |member, mine| {
         Thread::new(mine, requests)?.run(&member)
     })
 }

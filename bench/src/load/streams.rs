@@ -7,7 +7,6 @@
 use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{MemfdFlags, memfd_create, sendfile};
@@ -41,17 +40,7 @@ pub enum Way {
 /// A session was not let in.
 pub fn start(place: &Place, target: SocketAddr, streams: usize, way: Way) -> Result<Crew> {
     let sessions = session::open_all(target, streams)?;
-    let sessions = Arc::new(Mutex::new(sessions));
-    Crew::start(place, streams, move |member| {
-        let count = member.share(streams);
-        let mut all = sessions
-            .lock()
-            .map_err(|_| anyhow::anyhow!("a thread panicked"))?;
-        let from = all.len() - count;
-        let mine = all.split_off(from);
-        drop(all);
-        run(&member, mine, way)
-    })
+    Crew::start_sharing(place, sessions, move |member, mine| run(&member, mine, way))
 }
 
 fn run(member: &Member, mut streams: Vec<TcpStream>, way: Way) -> Result<Tally> {

@@ -9,12 +9,12 @@ use std::sync::Once;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use rustix::process::{Resource, getrlimit, setrlimit};
+use anyhow::{Context, Result, bail};
 
 use super::child::Child;
 use super::scratch::{self, Scratch};
 use super::{Job, Proxy};
+use crate::host::descriptors;
 use crate::host::namespace::inside;
 
 /// A proxy listens by then, or never.
@@ -50,7 +50,7 @@ pub fn start_held(
 ) -> Result<(Proxy, TcpStream)> {
     static SWEPT: Once = Once::new();
     SWEPT.call_once(scratch::sweep);
-    raise_descriptors(job)?;
+    descriptors::ensure_enough(descriptors_needed(job), job.sessions, "a proxy")?;
     let namespace = job.namespace.as_ref().map(|namespace| namespace.as_fd());
     let listen = job.listen;
     let address = inside(namespace, || free_address(listen))??;
@@ -116,28 +116,8 @@ impl Proxy {
     }
 }
 
-/// Lets the proxy, which inherits it, have as many descriptors as this process
-/// may have at most.
-fn raise_descriptors(job: &Job) -> Result<()> {
-    let mut limit = getrlimit(Resource::Nofile);
-    if limit.current != limit.maximum {
-        limit.current = limit.maximum;
-        setrlimit(Resource::Nofile, limit).context("cannot raise RLIMIT_NOFILE")?;
-    }
-    let needed = descriptors(job);
-    let enough = limit.maximum.is_none_or(|maximum| needed <= maximum);
-    ensure!(
-        enough,
-        "{} sessions take {needed} descriptors of a proxy, and RLIMIT_NOFILE is {}: raise it \
-         (ulimit -Hn {needed})",
-        job.sessions,
-        limit.maximum.unwrap_or_default()
-    );
-    Ok(())
-}
-
 /// How many descriptors a proxy needs: two sockets for each session.
-pub fn descriptors(job: &Job) -> u64 {
+pub fn descriptors_needed(job: &Job) -> u64 {
     2 * job.sessions_max() as u64 + OWN_DESCRIPTORS
 }
 
@@ -167,6 +147,8 @@ fn shown(command: &Command, job: &Job, address: SocketAddr, scratch: &Scratch) -
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::{Resource, getrlimit};
+
     use super::*;
     use crate::peer::tests::job;
 

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::launch::descriptors;
+use super::launch::descriptors_needed;
 use super::scratch::Scratch;
 use super::{Job, Role, program, template};
 
@@ -64,8 +64,8 @@ pub fn config(job: &Job, address: SocketAddr, module: &Path) -> Result<String> {
             ("module", module.display().to_string()),
             ("workers", job.workers().to_string()),
             ("affinity", affinity(&job.cpus)),
-            ("descriptors", descriptors(job).to_string()),
-            ("connections", descriptors(job).to_string()),
+            ("descriptors", descriptors_needed(job).to_string()),
+            ("connections", descriptors_needed(job).to_string()),
             ("listen", address.to_string()),
             ("backend", job.backend.to_string()),
             ("refuse", refuse.to_owned()),
