@@ -16,7 +16,7 @@ use crate::host;
 pub struct Output {
     /// Its path.
     pub folder: PathBuf,
-    _alone: File,
+    alone: File,
 }
 
 impl Output {
@@ -29,10 +29,7 @@ impl Output {
         fs::create_dir_all(base).with_context(|| format!("cannot make {}", base.display()))?;
         let alone = lock(base)?;
         let folder = new_folder(base, &name(now))?;
-        Ok(Self {
-            folder,
-            _alone: alone,
-        })
+        Ok(Self { folder, alone })
     }
 
     /// Has `latest` lead here, if there is anything to be seen.
@@ -63,6 +60,9 @@ impl Drop for Output {
     fn drop(&mut self) {
         // Fails on purpose if there is anything in it.
         let _ = fs::remove_dir(&self.folder);
+        // Said, not left to closing: a child that another thread forks at this moment has the
+        // file open, too, until it becomes another program, and would hold the lock (flock(2)).
+        let _ = self.alone.unlock();
     }
 }
 
