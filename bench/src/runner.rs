@@ -1,9 +1,9 @@
 //! Every point of every scenario, on every way to the server, round by round.
 //!
-//! The ways take turns within each round, and each round begins with another
-//! one, so that a machine that grows slower in time favours nobody. A proxy is
-//! started for each run and ended after it: none profits from what another run
-//! left, and no idle one takes part.
+//! The ways take turns within each round, in an order that differs from round to
+//! round, so that a machine that grows slower in time favours nobody, and no way
+//! always runs after the same other one. A proxy is started for each run and ended
+//! after it: none profits from what another run left, and no idle one takes part.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
