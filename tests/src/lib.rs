@@ -14,12 +14,14 @@
 //! | [`backend`] | scripted backends: trusting, silent, full, resetting, stubborn |
 //! | [`crowd`] | many clients at once |
 //! | [`kernel`] | a cgroup, network namespace and pin directory for each kernel test |
+//! | [`fuzz`] | the oracles of the fuzz targets |
 //! | [`clients`] | psql, pgbench and tokio-postgres with deadlines |
 
 pub mod backend;
 pub mod binaries;
 pub mod clients;
 pub mod crowd;
+pub mod fuzz;
 pub mod gate;
 pub mod host;
 pub mod kernel;

@@ -171,9 +171,9 @@ fn machine_paths(path: &str, bytes: &[u8]) -> Vec<Complaint> {
         .collect()
 }
 
-/// Members take every version from the workspace.
+/// Members take every version from the workspace. A workspace of its own can take none from there.
 fn versions_in_one_place(path: &str, text: &str) -> Vec<Complaint> {
-    if path == "Cargo.toml" {
+    if path == "Cargo.toml" || text.lines().any(|line| line == "[workspace]") {
         return Vec::new();
     }
     let mut complaints = Vec::new();
@@ -339,6 +339,8 @@ mod tests {
         assert_eq!(complaints.len(), 1);
         assert!(complaints[0].starts_with("gate/Cargo.toml:3"));
         assert!(versions_in_one_place("Cargo.toml", bad).is_empty());
+        let apart = format!("{bad}[workspace]\n");
+        assert!(versions_in_one_place("tests/fuzz/Cargo.toml", &apart).is_empty());
     }
 
     #[test]
