@@ -122,7 +122,7 @@ impl Worker {
             listeners,
             connections: Slab::new(),
             generation: 0,
-            timers: Timers::default(),
+            timers: Timers::new(Instant::now()),
             pending: PendingSet::default(),
             names: NameCache::default(),
             runnable: VecDeque::new(),
