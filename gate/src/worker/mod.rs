@@ -174,6 +174,7 @@ impl Worker {
             }
             self.close_finished();
             if self.phase == Phase::Stopping && self.connections.is_empty() {
+                debug_assert_eq!(self.timers.len(), 0, "a deadline outlived its session");
                 return Ok(());
             }
         }

@@ -124,12 +124,6 @@ impl Timers {
         self.nodes.len()
     }
 
-    /// Whether no connection has a deadline.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.nodes.is_empty()
-    }
-
     /// The first slot that holds something, and the tick that it begins with. What is on a lower
     /// level is due before anything on a higher one, and no level goes round: a slot behind the
     /// wheel's own place is empty.
@@ -217,7 +211,7 @@ mod tests {
         assert_eq!(timers.pop_expired(at(4)), Some(1));
         assert_eq!(timers.pop_expired(at(4)), Some(2));
         assert_eq!(timers.pop_expired(at(9)), None);
-        assert!(timers.is_empty() && timers.next().is_none());
+        assert!(timers.len() == 0 && timers.next().is_none());
     }
 
     #[test]
@@ -251,7 +245,7 @@ mod tests {
             None
         );
         timers.replace(7, never, None);
-        assert!(timers.is_empty() && timers.next().is_none());
+        assert!(timers.len() == 0 && timers.next().is_none());
     }
 
     /// A step of a random schedule, times in nanoseconds.
@@ -319,7 +313,7 @@ mod tests {
                     let next = timers.next().unwrap();
                     prop_assert!(next > now && next < *first + TICK);
                 } else {
-                    prop_assert!(timers.is_empty() && timers.next().is_none());
+                    prop_assert!(timers.len() == 0 && timers.next().is_none());
                 }
             }
         }
