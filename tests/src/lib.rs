@@ -15,6 +15,7 @@
 //! | [`crowd`] | many clients at once |
 //! | [`kernel`] | a cgroup, network namespace and pin directory for each kernel test |
 //! | [`fuzz`] | the oracles of the fuzz targets |
+//! | [`sim`] | the real worker in worlds that are made by a seed |
 //! | [`clients`] | psql, pgbench and tokio-postgres with deadlines |
 
 pub mod backend;
@@ -29,5 +30,6 @@ pub mod observe;
 pub mod openmetrics;
 pub mod postgres;
 pub mod session;
+pub mod sim;
 pub mod suite;
 pub mod wire;

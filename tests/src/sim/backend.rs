@@ -133,7 +133,11 @@ impl Backend {
 /// gate dials. Returns the line, or why there is none.
 pub fn dial(world: &mut World, name: &str) -> Result<usize, i32> {
     if world.random.one_in(25) {
-        return Err(world.random.pick(&[libc::ENETUNREACH, libc::EADDRNOTAVAIL, libc::ECONNREFUSED]));
+        return Err(world.random.pick(&[
+            libc::ENETUNREACH,
+            libc::EADDRNOTAVAIL,
+            libc::ECONNREFUSED,
+        ]));
     }
     world.take_fds(1)?;
     let number = world.backends.len();
@@ -265,7 +269,11 @@ fn begin(world: &mut World, number: usize) {
         at.map_or("", |at| words[at + 1])
     };
     let client: usize = of("application_name").parse().expect("a client's number");
-    let wanted = if of("database") == "d2" { "other" } else { "default" };
+    let wanted = if of("database") == "d2" {
+        "other"
+    } else {
+        "default"
+    };
     assert_eq!(world.backends[number].name, wanted, "the wrong backend");
     let earlier = world.clients[client].backend.replace(number);
     assert_eq!(earlier, None, "client {client} has two sessions");

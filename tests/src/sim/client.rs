@@ -109,7 +109,9 @@ impl Client {
         }
         let startup_at = packets.iter().map(Vec::len).sum();
         packets.push(match kind {
-            Kind::Garbage => (0..random.up_to(40)).map(|_| random.below(256) as u8).collect(),
+            Kind::Garbage => (0..random.up_to(40))
+                .map(|_| random.below(256) as u8)
+                .collect(),
             // Its key is found when it comes.
             Kind::Canceller => vec![0; 16],
             _ => startup(number, &user, &database),
@@ -294,7 +296,11 @@ fn write(world: &mut World, number: usize, line: usize) {
     let sent = end.written_total;
     let until = client.may_send();
     if sent < until && end.fin_sent.is_none() {
-        let most = if world.random.one_in(3) { 20 } else { client.total };
+        let most = if world.random.one_in(3) {
+            20
+        } else {
+            client.total
+        };
         let count = world.random.up_to(most).min(until - sent);
         let bytes: Vec<u8> = (sent..sent + count).map(|at| client.byte(at)).collect();
         match end.send(&bytes, bytes.len()) {

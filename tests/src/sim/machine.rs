@@ -20,7 +20,7 @@ use super::world::World;
 use super::{backend, oracle};
 
 /// The largest pipe of a simulated machine.
-pub const PIPE_BYTES_MAX: usize = 256 * 1024;
+pub const PIPE_BYTES_MAX: usize = gate::worker::PIPE_BYTES;
 
 /// More steps than any world needs: a worker that spins is a failure.
 const STEPS_MAX: u64 = 200_000;
@@ -126,7 +126,8 @@ impl std::fmt::Debug for SimPipe {
 impl AsFd for SimSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         static ANY: OnceLock<File> = OnceLock::new();
-        ANY.get_or_init(|| File::open("/dev/null").expect("it is there")).as_fd()
+        ANY.get_or_init(|| File::open("/dev/null").expect("it is there"))
+            .as_fd()
     }
 }
 
@@ -185,11 +186,7 @@ impl Machine for SimMachine {
         Ok(())
     }
 
-    fn wait(
-        &mut self,
-        timeout: Duration,
-        out: &mut Vec<Completion<SimSocket>>,
-    ) -> io::Result<()> {
+    fn wait(&mut self, timeout: Duration, out: &mut Vec<Completion<SimSocket>>) -> io::Result<()> {
         self.step.set(self.step.get() + 1);
         assert!(self.step.get() < STEPS_MAX, "the worker spins");
         let world = &mut *self.world.borrow_mut();
@@ -208,7 +205,10 @@ impl Machine for SimMachine {
                 out.extend(taken.iter().map(|posted| self.completion(posted)));
                 break;
             }
-            let next = world.next_at().into_iter().chain(world.operations.next_at());
+            let next = world
+                .next_at()
+                .into_iter()
+                .chain(world.operations.next_at());
             match next.min() {
                 Some(at) if at <= until => world.now = world.now.max(at),
                 _ => {
@@ -230,7 +230,8 @@ impl Machine for SimMachine {
 
     fn connect(&mut self, backend: &Backend, _address: usize) -> io::Result<SimSocket> {
         let line = backend::dial(&mut self.world.borrow_mut(), &backend.name);
-        line.map(|line| self.socket(line)).map_err(io::Error::from_raw_os_error)
+        line.map(|line| self.socket(line))
+            .map_err(io::Error::from_raw_os_error)
     }
 
     fn connected(&mut self, socket: &SimSocket) -> io::Result<bool> {
@@ -256,7 +257,11 @@ impl Machine for SimMachine {
 
     fn send(&mut self, socket: &SimSocket, bytes: &[u8], _more: bool) -> io::Result<usize> {
         let world = &mut *self.world.borrow_mut();
-        let limit = if world.fault() { world.random.up_to(bytes.len()) } else { bytes.len() };
+        let limit = if world.fault() {
+            world.random.up_to(bytes.len())
+        } else {
+            bytes.len()
+        };
         let outcome = world.lines[socket.line].tcp.ends[GATE].send(bytes, limit);
         world.note(|| format!("{socket:?} send {} {outcome:?}", bytes.len()));
         world.settle(socket.line);
@@ -286,7 +291,9 @@ impl Machine for SimMachine {
         world.pipes += 1;
         Ok(SimPipe {
             bytes: RefCell::default(),
-            bytes_max: world.random.pick(&[64 * 1024, PIPE_BYTES_MAX]),
+            bytes_max: world
+                .random
+                .pick(&[64 * 1024, PIPE_BYTES_MAX / 4, PIPE_BYTES_MAX]),
             world: Rc::clone(&self.world),
         })
     }
@@ -303,6 +310,7 @@ impl Machine for SimMachine {
         let outcome = end.readable(most);
         if let Ok(count) = outcome {
             held.extend(end.rx.drain(..count));
+            world.spliced += count;
         }
         world.note(|| format!("{source:?} fill {outcome:?}"));
         world.settle(source.line);

@@ -123,13 +123,22 @@ impl Operations {
                 "closed under {key:?}, {operation:?}"
             );
         }
-        self.past.extend(self.of_line.remove(&line).unwrap_or_default());
+        self.past
+            .extend(self.of_line.remove(&line).unwrap_or_default());
     }
 
     /// Operations that look at connections.
     pub fn on_lines(&self) -> usize {
         let targets = self.in_flight.values().map(|operation| operation.target);
-        targets.filter(|target| matches!(target, Target::Line(_))).count()
+        targets
+            .filter(|target| matches!(target, Target::Line(_)))
+            .count()
+    }
+
+    /// Connections that were accepted without the worker being told.
+    pub fn untold_accepts(&self) -> usize {
+        let accepted = |posted: &&Posted| matches!(posted.report, Report::Accepted(_));
+        self.posted.iter().filter(accepted).count()
     }
 
     /// When the next completion is there.
@@ -154,8 +163,15 @@ impl Operations {
     /// Completions that are there, in an order that io_uring could have.
     pub fn take(&mut self, now: Duration, random: &mut Random) -> Vec<Posted> {
         let mut taken = Vec::new();
-        let mut due: Vec<Posted> = self.posted.extract_if(.., |posted| posted.at <= now).collect();
-        let leave = if random.one_in(4) { random.below(due.len()) } else { 0 };
+        let mut due: Vec<Posted> = self
+            .posted
+            .extract_if(.., |posted| posted.at <= now)
+            .collect();
+        let leave = if random.one_in(4) {
+            random.below(due.len())
+        } else {
+            0
+        };
         while due.len() > leave {
             let key = due[random.below(due.len())].key;
             let first = due.iter().position(|posted| posted.key == key).unwrap_or(0);
@@ -190,8 +206,10 @@ pub fn collect(world: &mut World) {
         .operations
         .in_flight
         .iter_mut()
-        .filter(|(_, operation)| !operation.ended && std::mem::take(&mut operation.woken))
-        .map(|(key, operation)| (*key, operation.target, operation.watch))
+        .filter_map(|(key, operation)| {
+            let woken = !operation.ended && std::mem::take(&mut operation.woken);
+            woken.then_some((*key, operation.target, operation.watch))
+        })
         .collect();
     for (key, target, watch) in woken {
         match target {
@@ -199,7 +217,9 @@ pub fn collect(world: &mut World) {
             Target::Waker => {
                 if world.operations.waker_set {
                     let at = posted_at(world);
-                    world.operations.post(key, Report::Ready(ready::READ), false, at);
+                    world
+                        .operations
+                        .post(key, Report::Ready(ready::READ), false, at);
                 }
             }
             Target::Line(line) => poll(world, key, line, watch),
@@ -229,13 +249,19 @@ fn accept(world: &mut World, key: Key) {
         let error = match world.take_fds(1) {
             Ok(()) if world.fault() => {
                 world.fds -= 1;
-                Some(world.random.pick(&[libc::ECONNABORTED, libc::EPROTO, libc::ENOBUFS]))
+                Some(
+                    world
+                        .random
+                        .pick(&[libc::ECONNABORTED, libc::EPROTO, libc::ENOBUFS]),
+                )
             }
             Ok(()) => None,
             Err(error) => Some(error),
         };
         if let Some(error) = error {
-            return world.operations.post(key, Report::AcceptFailed(error), false, at);
+            return world
+                .operations
+                .post(key, Report::AcceptFailed(error), false, at);
         }
         world.backlog.pop_front();
         let more = goes_on(world);

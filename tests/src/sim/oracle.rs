@@ -5,11 +5,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use gate::session::outcome::{CancelOutcome, CloseReason, Reason, StartupFailure};
+use gate::worker::Holdings;
 use gate_common::limit::Setting;
 
 use super::machine::PIPE_BYTES_MAX;
 use super::tcp::{End, GATE, PEER};
-use super::world::{Role, World};
+use super::world::{Line, Role, World};
 
 /// What a worker may hold back of one direction: its buffer, or a pipe.
 const HELD_MAX: usize = if PIPE_BYTES_MAX > 64 * 1024 {
@@ -86,8 +87,23 @@ fn within_limits(world: &World) {
         }
     }
     if let Some(state) = &world.state {
-        assert_eq!(state.ledger.errors(), 0, "the ledger counted what cannot be");
+        assert_eq!(
+            state.ledger.errors(),
+            0,
+            "the ledger counted what cannot be"
+        );
     }
+}
+
+/// What the worker itself holds has a bound.
+pub fn after_round(world: &World, holdings: &Holdings) {
+    let pipes = world.pipes;
+    assert!(holdings.pipes <= pipes, "{holdings:?} of {pipes} pipes");
+    assert!(holdings.pending <= holdings.connections, "{holdings:?}");
+    assert!(
+        holdings.held_bytes <= holdings.connections * (2 * HELD_MAX + 10_004),
+        "{holdings:?}"
+    );
 }
 
 /// Nobody is there any more: everything is given back, and each session had one outcome.
@@ -95,12 +111,14 @@ pub fn at_rest(world: &World) {
     let Some(state) = &world.state else {
         return;
     };
-    let open = world.lines.iter().filter(|line| line.tcp.ends[GATE].read_total > 0);
-    let open: Vec<Role> = open
-        .filter(|line| !line.tcp.ends[GATE].closed)
+    let near = |line: &&Line| line.tcp.ends[GATE].read_total > 0 && !line.tcp.ends[GATE].closed;
+    let open: Vec<Role> = world
+        .lines
+        .iter()
+        .filter(near)
         .map(|line| line.role)
         .collect();
-    assert_eq!(open, [], "descriptors are left");
+    assert_eq!(open, [], "connections are left");
     assert_eq!(state.stats[0].connections(), 0, "connections are left");
     assert_eq!(world.operations.on_lines(), 0, "operations are left");
     assert_eq!(world.fds, 1 + 2 * world.pipes, "descriptors are left");
@@ -110,7 +128,11 @@ pub fn at_rest(world: &World) {
 /// The worker has ended and is gone.
 pub fn at_end(world: &World) {
     // What was accepted but not told dies with the ring.
-    assert_eq!(world.fds, world.operations.untold_accepts(), "descriptors are left");
+    assert_eq!(
+        world.fds,
+        world.operations.untold_accepts(),
+        "descriptors are left"
+    );
     assert_eq!(world.pipes, 0, "pipes are left");
     settled(world);
 }
@@ -123,15 +145,41 @@ fn settled(world: &World) {
     assert_eq!(state.ledger.admitted(), 0, "slots are left");
     assert_eq!(state.ledger.pending(), 0, "pending connections are left");
     assert_eq!(state.ledger.sockets(0), 0, "sockets are left");
-    assert_eq!(state.session_fds.load(Ordering::Relaxed), 0, "descriptors of the budget are left");
-    assert_eq!(state.evicting.load(Ordering::Relaxed), 0, "evictions are left");
-    let rejected: u64 = Reason::ALL.iter().map(|reason| stats.rejected_count(0, *reason)).sum();
-    let failed: u64 = StartupFailure::ALL.iter().map(|f| stats.startup_failed_count(*f)).sum();
-    let cancels: u64 = CancelOutcome::ALL.iter().map(|c| stats.cancelled_count(*c)).sum();
-    let closed: u64 = CloseReason::ALL.iter().map(|reason| stats.closed_count(*reason)).sum();
+    assert_eq!(
+        state.session_fds.load(Ordering::Relaxed),
+        0,
+        "descriptors of the budget are left"
+    );
+    assert_eq!(
+        state.evicting.load(Ordering::Relaxed),
+        0,
+        "evictions are left"
+    );
+    let rejected: u64 = Reason::ALL
+        .iter()
+        .map(|reason| stats.rejected_count(0, *reason))
+        .sum();
+    let failed: u64 = StartupFailure::ALL
+        .iter()
+        .map(|f| stats.startup_failed_count(*f))
+        .sum();
+    let cancels: u64 = CancelOutcome::ALL
+        .iter()
+        .map(|c| stats.cancelled_count(*c))
+        .sum();
+    let closed: u64 = CloseReason::ALL
+        .iter()
+        .map(|reason| stats.closed_count(*reason))
+        .sum();
     let told = rejected + failed + cancels + closed;
-    let accepted = stats.accepted_count() - world.operations.turned_away(world.stopping);
-    if !world.stopping {
+    // At the end a connection is turned away without an outcome.
+    let accepted = stats.accepted_count();
+    if world.stopping {
+        assert!(
+            told <= accepted,
+            "{rejected} {failed} {cancels} {closed} of {accepted}"
+        );
+    } else {
         assert_eq!(told, accepted, "{rejected} {failed} {cancels} {closed}");
     }
 }
@@ -202,7 +250,10 @@ pub fn client_saw_end(world: &World, number: usize) {
     }
     let got = client.got.saturating_sub(client.answers());
     if got > 0 && !client.is_stream {
-        return assert!(is_whole_refusal(&client.refusal), "client {number}: half a refusal");
+        return assert!(
+            is_whole_refusal(&client.refusal),
+            "client {number}: half a refusal"
+        );
     }
     match client.backend {
         Some(backend) if got > 0 => {
@@ -221,7 +272,9 @@ pub fn client_saw_end(world: &World, number: usize) {
 pub fn client_saw_reset(world: &World, number: usize) {
     let client = &world.clients[number];
     let near = gate_end(world, Role::Client(number));
-    let backend_broke = client.backend.is_some_and(|backend| world.backends[backend].broke);
+    let backend_broke = client
+        .backend
+        .is_some_and(|backend| world.backends[backend].broke);
     let scarce = world.plan.fds_max < 1000 || world.plan.session_fds_max < 1000;
     let allowed = client.broke
         || client.saw_end
@@ -252,7 +305,10 @@ pub fn client_closed(world: &World, line: usize) {
     };
     if let Some(backend) = world.clients[number].backend {
         let near = gate_end(world, Role::Backend(backend));
-        assert!(near.closed, "client {number}: its slot is given back before its backend");
+        assert!(
+            near.closed,
+            "client {number}: its slot is given back before its backend"
+        );
     }
 }
 
@@ -281,7 +337,10 @@ pub fn gate_ends(world: &World, line: usize) {
         );
     } else {
         let read = far.read_total - client.startup_at;
-        assert_eq!(near.written_total, read, "backend {backend}: FIN before the last bytes");
+        assert_eq!(
+            near.written_total, read,
+            "backend {backend}: FIN before the last bytes"
+        );
     }
 }
 
@@ -295,7 +354,11 @@ pub fn backend_got(world: &World, number: usize, before: usize, bytes: &[u8]) {
     let sent = world.lines[line].tcp.ends[PEER].written_total;
     for (at, byte) in (before + client.startup_at..).zip(bytes) {
         assert!(at < sent, "backend {number}: byte {at} was never sent");
-        assert_eq!(*byte, client.byte(at), "backend {number}: byte {at} of {sent}");
+        assert_eq!(
+            *byte,
+            client.byte(at),
+            "backend {number}: byte {at} of {sent}"
+        );
     }
 }
 
@@ -312,7 +375,10 @@ pub fn backend_saw_end(world: &World, number: usize) {
     let client = &world.clients[client];
     let line = client.line.expect("it is connected");
     let sender = &world.lines[line].tcp.ends[PEER];
-    assert!(sender.fin_sent.is_some(), "backend {number}: FIN that nobody sent");
+    assert!(
+        sender.fin_sent.is_some(),
+        "backend {number}: FIN that nobody sent"
+    );
     assert_eq!(
         end.read_total + client.startup_at,
         sender.written_total,

@@ -59,15 +59,27 @@ impl Plan {
             } else {
                 random.pick(&[700, 3_000, 20_000])
             },
-            stream_max: if bulk { 900_000 } else { random.pick(&[300, 5_000, 30_000]) },
+            stream_max: if bulk {
+                900_000
+            } else {
+                random.pick(&[300, 5_000, 30_000])
+            },
             latency: random.pick(&[100, 5_000, 300_000].map(Duration::from_micros)),
             late: random.pick(&[0, 0, 200, 20_000].map(Duration::from_micros)),
             ends_one_in: random.pick(&[0, 100, 4]),
             fds_max: if scarce { 4 + random.below(16) } else { 1000 },
-            session_fds_max: if random.one_in(5) { 2 + random.below(12) as u64 } else { u64::MAX },
+            session_fds_max: if random.one_in(5) {
+                2 + random.below(12) as u64
+            } else {
+                u64::MAX
+            },
             fault_one_in: random.pick(&[0, 0, 200, 15]),
-            stop_after: random.one_in(4).then(|| random.delay(Duration::from_secs(40))),
-            drain_after: random.one_in(6).then(|| random.delay(Duration::from_secs(20))),
+            stop_after: random
+                .one_in(4)
+                .then(|| random.delay(Duration::from_secs(40))),
+            drain_after: random
+                .one_in(6)
+                .then(|| random.delay(Duration::from_secs(20))),
             stale: random.one_in(4),
             config: config(random),
         }
@@ -93,7 +105,7 @@ fn config(random: &mut Random) -> Config {
     let mut config = Config::from_toml(text).expect("a valid configuration");
     let mut some = |one_in: usize, most: usize| {
         if random.one_in(one_in) {
-            Setting::AtMost(random.up_to(most) as u32)
+            Setting::AtMost(random.up_to(most) as u64)
         } else {
             Setting::Unlimited
         }

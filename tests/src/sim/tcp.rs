@@ -88,7 +88,11 @@ impl Tcp {
     /// The network brings up to `most` bytes of that end, or its FIN behind them.
     pub fn deliver(&mut self, from: usize, most: usize) -> Option<Rst> {
         let [gate, peer] = &mut self.ends;
-        let (sender, receiver) = if from == GATE { (gate, peer) } else { (peer, gate) };
+        let (sender, receiver) = if from == GATE {
+            (gate, peer)
+        } else {
+            (peer, gate)
+        };
         if receiver.dead {
             // Long gone: every segment is answered with RST.
             return Some(Rst { to: from });
@@ -200,12 +204,6 @@ impl End {
     /// Takes the error, as SO_ERROR does.
     pub fn take_error(&mut self) -> Option<i32> {
         self.error.take()
-    }
-
-    /// Fails a connection that was never made.
-    pub fn fail(&mut self, error: i32) {
-        self.error = Some(error);
-        self.dead = true;
     }
 
     /// Whether there is room again for one who waits for it (`sk_stream_is_writeable`). Says so

@@ -90,6 +90,8 @@ pub struct World {
     pub state: Option<Arc<State>>,
     /// gate was told to end.
     pub stopping: bool,
+    /// Bytes that went into pipes.
+    pub spliced: usize,
     /// The limits held and everything was given back at rest.
     pub rested: bool,
     /// Nothing has happened since.
@@ -118,6 +120,7 @@ impl World {
             state: None,
             stopping: false,
             rested: false,
+            spliced: 0,
             last_event: Duration::ZERO,
             queue: BinaryHeap::new(),
             happenings: 0,
@@ -289,7 +292,10 @@ impl World {
             if let (Role::Client(number), Some(fin), true) = (role, fin_sent, resets && !reset) {
                 // Its words may be overtaken by the RST.
                 let excused = oracle::is_excused(self, number);
-                assert!(now >= fin + LINGER || excused, "closed at once upon FIN: {role:?}");
+                assert!(
+                    now >= fin + LINGER || excused,
+                    "closed at once upon FIN: {role:?}"
+                );
             }
             if matches!(role, Role::Client(_)) {
                 oracle::client_closed(self, line);

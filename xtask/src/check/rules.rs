@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use super::source::{code_only, lines_naming};
 use crate::fingerprint;
 use crate::host;
-use crate::test::KNOWN_TEST_TARGETS;
+use crate::test::{KNOWN_TEST_TARGETS, UNIT_TEST_TARGETS};
 
 /// Where one rule is broken, and what to do about it.
 type Complaint = String;
@@ -202,6 +202,7 @@ fn test_targets_are_run(sources: &[(String, String)]) -> Vec<Complaint> {
         .filter_map(|(path, _)| path.strip_prefix("tests/tests/"))
         .filter_map(|path| path.strip_suffix("/main.rs").or(path.strip_suffix(".rs")))
         .filter(|name| !name.contains('/') && !KNOWN_TEST_TARGETS.contains(name))
+        .filter(|name| !UNIT_TEST_TARGETS.contains(name))
         .map(|name| format!("tests/tests/{name}: cargo xtask test does not run it"))
         .collect()
 }

@@ -17,6 +17,9 @@ use report::{Outcome, Report};
 /// The test programs of `tests/tests` that a tier runs; `cargo xtask check` knows no others.
 pub const KNOWN_TEST_TARGETS: [&str; 3] = ["kernel", "e2e", "bench"];
 
+/// The test programs of `tests/tests` that belong to the unit tier: they need no rights.
+pub const UNIT_TEST_TARGETS: [&str; 1] = ["sim"];
+
 /// What is built for tests, with one selection of packages and features: with another one, cargo
 /// would compile shared dependencies again.
 pub const PACKAGES: [&str; 5] = [
@@ -33,8 +36,8 @@ const PROGRAM_TIME_MAX: Duration = Duration::from_secs(20 * 60);
 #[derive(clap::Args)]
 #[command(
     after_help = "Installs what the tests need (cargo xtask setup), then runs the tiers:\n\n  \
-unit:   unit, property and documentation tests of all crates, the model check of the\n          \
-token arithmetic (loom), and the reproducible build of the kernel object\n  \
+unit:   unit, property and documentation tests of all crates, 10,000 simulated worlds, the\n          \
+model check of the token arithmetic (loom), and the reproducible build of the kernel object\n  \
 kernel: the kernel programs on this machine's kernel; needs root\n  \
 e2e:    gate in front of a real PostgreSQL, with psql, pgbench and tokio-postgres\n  \
 bench:  the bench itself, with every scenario and peer, in moments (three and a half minutes);\n          \
