@@ -21,6 +21,12 @@ impl Timers {
         }
     }
 
+    /// How many deadlines there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.deadlines.len()
+    }
+
     /// The next deadline.
     #[must_use]
     pub fn next(&self) -> Option<Instant> {
