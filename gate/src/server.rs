@@ -24,7 +24,7 @@ use crate::ledger::{Ledger, NamesError};
 use crate::ring::{Ring, RingError};
 use crate::state::{KernelState, ListenerInfo, Phase, State};
 use crate::stats::Stats;
-use crate::worker::{Listening, Worker};
+use crate::worker::{Linux, Listening, Worker};
 
 /// Connections the kernel completes before they are accepted; cut by
 /// net.core.somaxconn.
@@ -147,9 +147,10 @@ struct Listeners {
 }
 
 impl Listeners {
-    fn into_per_worker(self) -> Vec<Vec<Listening>> {
+    fn into_per_worker(self) -> Vec<Vec<Listening<Socket>>> {
         let workers = self.sockets.first().map_or(0, Vec::len);
-        let mut per_worker: Vec<Vec<Listening>> = (0..workers).map(|_| Vec::new()).collect();
+        let mut per_worker: Vec<Vec<Listening<Socket>>> =
+            (0..workers).map(|_| Vec::new()).collect();
         for (info, row) in self.infos.iter().zip(self.sockets) {
             for (listening, socket) in per_worker.iter_mut().zip(row) {
                 listening.push(Listening::new(socket, info.index));
@@ -221,6 +222,7 @@ fn make_state(
         wakers,
     );
     state.session_fds_max = budget.sessions;
+    state.pipes_max = budget.pipes;
     state.fds_max = budget.limit;
     Ok(state)
 }
@@ -304,7 +306,7 @@ fn new_socket(address: SocketAddr) -> io::Result<Socket> {
 fn spawn_worker(
     id: usize,
     state: &Arc<State>,
-    sockets: Vec<Listening>,
+    sockets: Vec<Listening<Socket>>,
     failed: mpsc::Sender<anyhow::Error>,
 ) -> Result<JoinHandle<()>, RunError> {
     let state = Arc::clone(state);
@@ -327,8 +329,10 @@ fn spawn_worker(
         // A gate with a worker less would look well and lose a part of its
         // clients: whatever ends one ends gate.
         let ended = std::panic::catch_unwind(AssertUnwindSafe(|| {
-            Worker::new(id, state, sockets)
-                .and_then(|worker| worker.run().context("the worker's ring failed"))
+            let machine = Linux::new(Arc::clone(&state), id)?;
+            Worker::new(id, state, sockets, machine)
+                .run()
+                .context("the worker's ring failed")
         }));
         let ended = ended.unwrap_or_else(|_| Err(anyhow::anyhow!("panicked, see above")));
         if let Err(error) = ended {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::config::Config;
-use crate::host::Waker;
+use crate::host::{PIPES_MAX, Waker};
 use crate::ledger::Ledger;
 use crate::session::outcome::Reason;
 use crate::stats::Stats;
@@ -64,6 +64,8 @@ pub struct State {
     pub session_fds: AtomicU64,
     /// Descriptors that sessions may hold together.
     pub session_fds_max: u64,
+    /// Pipes that all workers may have together.
+    pub pipes_max: usize,
     /// Descriptors this process may hold.
     pub fds_max: u64,
     phase: AtomicU8,
@@ -90,6 +92,7 @@ impl State {
             evicting: AtomicU64::new(0),
             session_fds: AtomicU64::new(0),
             session_fds_max: u64::MAX,
+            pipes_max: PIPES_MAX,
             fds_max: u64::MAX,
             phase: AtomicU8::new(Phase::Starting as u8),
         }

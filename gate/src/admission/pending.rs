@@ -48,6 +48,13 @@ impl PendingSet {
         self.entries.insert(id, (source, now));
     }
 
+    /// A pending connection was heard of `now`; others are not touched.
+    pub fn spoke(&mut self, id: u32, now: Instant) {
+        if let Some((source, _)) = self.entries.get(&id).copied() {
+            self.heard(id, source, now);
+        }
+    }
+
     /// Takes a connection out. Returns whether it was in.
     pub fn remove(&mut self, id: u32) -> bool {
         let Some((source, heard)) = self.entries.remove(&id) else {

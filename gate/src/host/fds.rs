@@ -9,6 +9,15 @@ const CONTROL_RESERVE: u64 = 24;
 /// Descriptors kept so that a full gate can still answer politely.
 pub const POLITE_RESERVE: u64 = 16;
 
+/// Descriptors of a pipe.
+const FDS_PER_PIPE: u64 = 2;
+/// Pipes of all workers at most. The kernel gives a user without
+/// CAP_SYS_RESOURCE 16,384 pages for all pipes (`fs.pipe-user-pages-soft`): 64 of
+/// 1 MiB.
+pub const PIPES_MAX: usize = 64;
+/// A process gets a pipe for so many descriptors that it may hold.
+const FDS_FOR_A_PIPE: u64 = 128;
+
 /// How many descriptors there are, and how many sessions may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FdBudget {
@@ -16,6 +25,8 @@ pub struct FdBudget {
     pub limit: u64,
     /// What all sessions together may hold.
     pub sessions: u64,
+    /// Pipes that all sessions together may use.
+    pub pipes: usize,
 }
 
 impl FdBudget {
@@ -23,8 +34,14 @@ impl FdBudget {
     /// session. `None` if not one session fits.
     #[must_use]
     pub fn new(limit: u64, open: u64) -> Option<Self> {
-        let sessions = limit.checked_sub(open + CONTROL_RESERVE + POLITE_RESERVE)?;
-        (sessions >= FDS_PER_SESSION).then_some(Self { limit, sessions })
+        let pipes = (limit / FDS_FOR_A_PIPE).min(PIPES_MAX as u64);
+        let kept = open + CONTROL_RESERVE + POLITE_RESERVE + pipes * FDS_PER_PIPE;
+        let sessions = limit.checked_sub(kept)?;
+        (sessions >= FDS_PER_SESSION).then_some(Self {
+            limit,
+            sessions,
+            pipes: pipes as usize,
+        })
     }
 }
 
@@ -106,7 +123,9 @@ mod tests {
     fn a_budget_without_room_for_a_session_is_none() {
         assert_eq!(FdBudget::new(64, 40), None);
         let budget = FdBudget::new(1000, 40).unwrap();
-        assert_eq!(budget.sessions, 1000 - 40 - 24 - 16);
+        assert_eq!(budget.pipes, 7);
+        assert_eq!(budget.sessions, 1000 - 40 - 24 - 16 - 14);
+        assert_eq!(FdBudget::new(20_000, 40).unwrap().pipes, PIPES_MAX);
     }
 
     #[test]

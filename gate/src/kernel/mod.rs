@@ -29,6 +29,7 @@ pub use self::maps::{Mapping, Maps};
 use self::pins::PinDirectory;
 pub use self::pins::unpin;
 use self::sys::AttachType;
+pub use self::sys::admit;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("GATE_BPF_OBJECT"));
 

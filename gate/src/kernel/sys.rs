@@ -117,7 +117,11 @@ pub fn object_get(path: &Path) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Asks for slots on a socket.
+/// Asks for slots on a client's socket: all of the request, or none.
+///
+/// # Errors
+/// The first denial; [`AdmitErrno::NotOurs`] if no program of the request's
+/// instance owns the socket.
 pub fn admit(socket: BorrowedFd<'_>, request: &AdmitRequest) -> Result<(), AdmitErrno> {
     let bytes = request.to_bytes();
     // SAFETY: the pointer and the length describe `bytes`; the kernel only

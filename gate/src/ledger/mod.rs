@@ -20,17 +20,20 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use gate_common::abi::{LISTENERS_MAX, ListenerState, NameKey, NameKind, SlotKind, SlotRef, slot};
+use gate_common::abi::{
+    AdmitRequest, LISTENERS_MAX, ListenerState, NameKey, NameKind, SlotKind, SlotRef, slot,
+};
+use gate_common::errno::AdmitErrno;
 use gate_common::limit::{Limit, LimitWords};
 use gate_common::record::{SocketRecord, Verdict};
 use gate_common::slots::{self, Book, Denial};
 use std::sync::atomic::Ordering::SeqCst;
 
-use crate::kernel::Maps;
+use crate::kernel::{self, Maps};
 use crate::session::outcome::Reason;
 
 /// Lookups of a name that was recycled under us before we give up.
-const STALE_RETRIES: usize = 4;
+pub const STALE_RETRIES: usize = 4;
 
 /// Who asks for admission.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +53,15 @@ pub enum Standing {
     Counted,
     /// It found none: to be refused once it has spoken.
     Over,
+}
+
+/// How an admission goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// It is over: all slots are held, or none because of this limit.
+    Decided(Result<(), Reason>),
+    /// Ask the kernel this on the client's socket.
+    Ask(AdmitRequest),
 }
 
 /// A connection's entry in the ledger; ends in [`Ledger::closed`].
@@ -144,36 +156,35 @@ impl Ledger {
     }
 
     /// Takes the total's, the user's, the database's and the backend's slot,
-    /// or none of them.
-    ///
-    /// # Errors
-    /// The limit that refused.
-    pub fn admit(
-        &self,
-        names: &mut NameCache,
-        client: BorrowedFd<'_>,
-        entry: &Entry,
-        who: &Applicant<'_>,
-    ) -> Result<(), Reason> {
+    /// or none of them. [`Step::Ask`]: only the kernel can tell; bring its answer
+    /// to [`Ledger::answered`].
+    pub fn admit(&self, names: &mut NameCache, entry: &Entry, who: &Applicant<'_>) -> Step {
         for _ in 0..STALE_RETRIES {
-            let asked = self.slots_of(names, who)?;
+            let asked = match self.slots_of(names, who) {
+                Ok(asked) => asked,
+                Err(reason) => return Step::Decided(Err(reason)),
+            };
             let verdict = match (&self.form, &entry.record) {
-                (Form::Kernel(maps), _) => pinned::admit(maps, client, &asked),
+                (Form::Kernel(maps), _) => return Step::Ask(pinned::request(maps, &asked)),
                 (Form::Local(book), Some(record)) => book.admit(record, entry.listener, &asked),
                 (Form::Local(_), None) => Verdict::Already,
             };
-            match verdict {
-                Verdict::Admitted => return Ok(()),
-                Verdict::Over => return Err(Reason::OverCeiling),
-                Verdict::Denied(Denial::Stale) => names.forget(who),
-                Verdict::Denied(Denial::Full(kind)) => return Err(reason(kind)),
-                Verdict::Denied(Denial::Unknown | Denial::Contended) | Verdict::Already => {
-                    tracing::error!(?verdict, "admission answered what must not happen");
-                    return Err(Reason::MaxConnections);
-                }
+            if let Some(decided) = judge(names, who, verdict) {
+                return Step::Decided(decided);
             }
         }
-        Err(Reason::NamesFull)
+        Step::Decided(Err(Reason::NamesFull))
+    }
+
+    /// What the kernel's answer means. `None`: a slot had gone to another name
+    /// meanwhile; ask again, [`STALE_RETRIES`] times at most.
+    pub fn answered(
+        &self,
+        names: &mut NameCache,
+        who: &Applicant<'_>,
+        answer: Result<(), AdmitErrno>,
+    ) -> Option<Result<(), Reason>> {
+        judge(names, who, Verdict::from(answer))
     }
 
     /// A connection has said what it wants and asks for no slot: it is pending
@@ -181,7 +192,9 @@ impl Ledger {
     pub fn spoken(&self, client: BorrowedFd<'_>, entry: &Entry) {
         let nothing = [SlotRef::ABSENT; 4];
         match (&self.form, &entry.record) {
-            (Form::Kernel(maps), _) => pinned::admit(maps, client, &nothing),
+            (Form::Kernel(maps), _) => {
+                Verdict::from(kernel::admit(client, &pinned::request(maps, &nothing)))
+            }
             (Form::Local(book), Some(record)) => book.admit(record, entry.listener, &nothing),
             (Form::Local(_), None) => Verdict::Already,
         };
@@ -310,6 +323,27 @@ impl Book for Ledger {
     fn limit(&self, index: u32) -> Option<&LimitWords<AtomicU64>> {
         self.limit_words().get(index as usize)
     }
+}
+
+/// What a verdict means; `None`: the names are to be looked up anew.
+fn judge(
+    names: &mut NameCache,
+    who: &Applicant<'_>,
+    verdict: Verdict,
+) -> Option<Result<(), Reason>> {
+    Some(match verdict {
+        Verdict::Admitted => Ok(()),
+        Verdict::Over => Err(Reason::OverCeiling),
+        Verdict::Denied(Denial::Full(kind)) => Err(reason(kind)),
+        Verdict::Denied(Denial::Stale) => {
+            names.forget(who);
+            return None;
+        }
+        Verdict::Denied(Denial::Unknown | Denial::Contended) | Verdict::Already => {
+            tracing::error!(?verdict, "admission answered what must not happen");
+            Err(Reason::MaxConnections)
+        }
+    })
 }
 
 const fn reason(kind: SlotKind) -> Reason {

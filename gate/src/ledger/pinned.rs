@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use gate_common::abi::{AdmitRequest, NameKey, SlotRef};
-use gate_common::record::{OVER, Verdict};
+use gate_common::record::OVER;
 
 use super::{Guard, NameTable};
 use crate::host;
@@ -22,12 +22,11 @@ pub(super) fn is_over(maps: &Maps, client: BorrowedFd<'_>) -> bool {
         .is_none_or(|record| record.state & OVER != 0)
 }
 
-pub(super) fn admit(maps: &Maps, client: BorrowedFd<'_>, asked: &[SlotRef; 4]) -> Verdict {
-    let request = AdmitRequest {
+pub(super) fn request(maps: &Maps, asked: &[SlotRef; 4]) -> AdmitRequest {
+    AdmitRequest {
         instance: maps.meta().instance,
         slots: *asked,
-    };
-    Verdict::from(maps.admit(client, &request))
+    }
 }
 
 pub(super) fn cells_sum(maps: &Maps, listener: u32) -> u64 {

@@ -27,6 +27,14 @@ fn used(ledger: &Ledger, key: &NameKey) -> u32 {
     slots::used(ledger.words()[found.index as usize].load(SeqCst))
 }
 
+/// The local form knows the answer at once.
+fn decided(step: Step) -> Result<(), Reason> {
+    match step {
+        Step::Decided(answer) => answer,
+        Step::Ask(request) => panic!("nobody to ask: {request:?}"),
+    }
+}
+
 /// Any socket will do: the local form does not look at it.
 fn socket() -> TcpStream {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -47,13 +55,7 @@ fn a5_all_slots_or_none_and_each_refusal_names_its_limit() {
     set(LimitKey::Database(b"prod".to_vec()), 1);
     let mut admit = |user, database| {
         let (entry, _) = ledger.accepted(socket.as_fd(), 0);
-        let answer = ledger.admit(
-            &mut names,
-            socket.as_fd(),
-            &entry,
-            &applicant(user, database),
-        );
-        match answer {
+        match decided(ledger.admit(&mut names, &entry, &applicant(user, database))) {
             Ok(()) => Ok(entry),
             Err(reason) => {
                 ledger.closed(entry);
@@ -130,13 +132,8 @@ fn a_recycled_name_is_looked_up_again() {
         stale.generation
     ));
     let (entry, _) = ledger.accepted(socket.as_fd(), 0);
-    let answer = ledger.admit(
-        &mut names,
-        socket.as_fd(),
-        &entry,
-        &applicant("app", "prod"),
-    );
-    assert_eq!(answer, Ok(()));
+    let answer = ledger.admit(&mut names, &entry, &applicant("app", "prod"));
+    assert_eq!(answer, Step::Decided(Ok(())));
     assert_eq!(used(&ledger, &user("app")), 1);
     assert_ne!(ledger.find_or_make(&user("app")).unwrap(), stale);
     ledger.closed(entry);

@@ -1,66 +1,36 @@
 //! The only module that names io_uring.
 //!
-//! A worker's ring carries three operations: multishot accept, multishot poll
-//! and cancel. None of them lends memory to the kernel: bytes are moved by
-//! `recv` and `send` when a poll says so, which measured faster than ring
-//! reads and leaves nothing to keep alive. What is left to hold is that a
-//! descriptor stays open until the last completion of its poll; the worker's
-//! teardown does that (cancel, wait, then close).
+//! A worker's ring carries four operations: multishot accept, poll, the
+//! admission's setsockopt, and cancel. Only the admission lends memory to the
+//! kernel: the ring keeps its request until the completion. Bytes are moved by
+//! `recv`, `send` and `splice` when a poll says so, which measured faster than
+//! ring reads. What is left to hold is that a descriptor stays open until the
+//! last completion of its operations; the worker's teardown does that (cancel,
+//! wait, then close).
 
 mod key;
-
-pub use key::{Key, Kind};
+mod requests;
 
 use std::io;
+use std::net::TcpListener;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
+use gate_common::abi::{AdmitRequest, SO_GATE_ADMIT, SOL_GATE};
+use gate_common::errno::AdmitErrno;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
+
+use crate::worker::{Completion, Event, Key, Kind, Watch, ready};
+use requests::Requests;
 
 /// Entries of the submission queue; a full one is submitted on the spot.
 const SUBMISSIONS: u32 = 1024;
 /// Entries of the completion queue. Past it the kernel keeps completions on a
 /// list of its own and ends multishots, which are armed again.
 const COMPLETIONS: u32 = 16_384;
-
-/// Bits of [`Event::Ready`].
-pub mod ready {
-    /// There may be bytes to read.
-    pub const READ: u32 = libc::POLLIN as u32;
-    /// There may be room to write.
-    pub const WRITE: u32 = libc::POLLOUT as u32;
-    /// The peer has ended its side.
-    pub const PEER_ENDED: u32 = libc::POLLRDHUP as u32;
-    /// Both sides have ended.
-    pub const HANG_UP: u32 = libc::POLLHUP as u32;
-    /// The socket has an error.
-    pub const ERROR: u32 = libc::POLLERR as u32;
-}
-
-/// What came of an operation.
-#[derive(Debug)]
-pub enum Event {
-    /// A connection was accepted: non-blocking, closed on exec.
-    Accepted(OwnedFd),
-    /// Accepting failed.
-    AcceptFailed(io::Error),
-    /// A descriptor is ready for what the bits of [`ready`] say.
-    Ready(u32),
-    /// A poll ended, by cancel or by error.
-    PollEnded,
-}
-
-/// One completion.
-#[derive(Debug)]
-pub struct Completion {
-    /// The operation's key.
-    pub key: Key,
-    /// What came of it.
-    pub event: Event,
-    /// Whether the operation goes on. If not, it may be armed again.
-    pub more: bool,
-}
+/// How long the answer to the start-up probe of a ring may take.
+const PROBE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why a ring cannot be had: cause and cure.
 #[derive(Debug, thiserror::Error)]
@@ -90,6 +60,8 @@ pub enum RingError {
 /// A worker's ring. Belongs to the thread that made it.
 pub struct Ring {
     uring: IoUring,
+    /// Admissions in flight; none if this kernel's ring has no setsockopt.
+    requests: Option<Requests>,
 }
 
 impl Ring {
@@ -121,7 +93,43 @@ impl Ring {
         if !uring.params().is_feature_nodrop() {
             return Err(RingError::TooOld("IORING_FEAT_NODROP"));
         }
-        Ok(Self { uring })
+        let mut ring = Self {
+            uring,
+            requests: None,
+        };
+        ring.requests = ring.has_setsockopt().then(Requests::default);
+        Ok(ring)
+    }
+
+    /// Whether the ring can set socket options (SOCKET_URING_OP_SETSOCKOPT,
+    /// Linux 6.7): the probe of operations does not tell the commands of one.
+    fn has_setsockopt(&mut self) -> bool {
+        let on: i32 = 1;
+        let Ok(socket) = TcpListener::bind(("127.0.0.1", 0)) else {
+            return false;
+        };
+        let operation = opcode::SetSockOpt::new(
+            Fd(socket.as_raw_fd()),
+            libc::SOL_SOCKET.cast_unsigned(),
+            libc::SO_KEEPALIVE.cast_unsigned(),
+            (&raw const on).cast(),
+            size_of::<i32>() as u32,
+        );
+        // SAFETY: `on` outlives the wait below, which takes the completion.
+        let pushed = unsafe {
+            self.uring
+                .submission()
+                .push(&operation.build().user_data(key::IGNORED))
+        };
+        let timespec = Timespec::from(PROBE_PATIENCE);
+        let args = SubmitArgs::new().timespec(&timespec);
+        if pushed.is_err() || self.uring.submitter().submit_with_args(1, &args).is_err() {
+            return false;
+        }
+        self.uring
+            .completion()
+            .next()
+            .is_some_and(|done| done.result() == 0)
     }
 
     /// Accepts connections until an error ends it.
@@ -131,17 +139,50 @@ impl Ring {
     pub fn accept(&mut self, listener: BorrowedFd<'_>, key: Key) -> io::Result<()> {
         let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         let operation = opcode::AcceptMulti::new(Fd(listener.as_raw_fd())).flags(flags);
-        self.push(&operation.build().user_data(key.encode()))
+        self.push(&operation.build().user_data(key::encode(key)))
     }
 
-    /// Reports each change of readiness until cancelled. Like an
-    /// edge-triggered epoll: read and write until the socket would block.
+    /// Reports a descriptor's readiness.
     ///
     /// # Errors
     /// The queue is full and cannot be submitted.
-    pub fn poll(&mut self, socket: BorrowedFd<'_>, interest: u32, key: Key) -> io::Result<()> {
-        let operation = opcode::PollAdd::new(Fd(socket.as_raw_fd()), interest).multi(true);
-        self.push(&operation.build().user_data(key.encode()))
+    pub fn poll(&mut self, socket: BorrowedFd<'_>, watch: Watch, key: Key) -> io::Result<()> {
+        let (interest, multi) = match watch {
+            Watch::Once => (ready::READ | ready::PEER_ENDED, false),
+            Watch::Changes => (ready::READ | ready::WRITE | ready::PEER_ENDED, true),
+        };
+        let operation = opcode::PollAdd::new(Fd(socket.as_raw_fd()), interest).multi(multi);
+        self.push(&operation.build().user_data(key::encode(key)))
+    }
+
+    /// Asks for a client's slots by setsockopt. Returns false if this kernel's
+    /// ring cannot, or too many are in flight: then ask by a plain call.
+    ///
+    /// # Errors
+    /// The queue is full and cannot be submitted.
+    pub fn admit(
+        &mut self,
+        client: BorrowedFd<'_>,
+        request: &AdmitRequest,
+        key: Key,
+    ) -> io::Result<bool> {
+        let data = key::encode(key);
+        let Some(bytes) = self
+            .requests
+            .as_mut()
+            .and_then(|requests| requests.lend(data, request.to_bytes()))
+        else {
+            return Ok(false);
+        };
+        let operation = opcode::SetSockOpt::new(
+            Fd(client.as_raw_fd()),
+            SOL_GATE.cast_unsigned(),
+            SO_GATE_ADMIT.cast_unsigned(),
+            bytes.cast(),
+            size_of::<AdmitRequest>() as u32,
+        );
+        self.push(&operation.build().user_data(data))?;
+        Ok(true)
     }
 
     /// Ends an operation; its last completion still comes.
@@ -149,7 +190,7 @@ impl Ring {
     /// # Errors
     /// The queue is full and cannot be submitted.
     pub fn cancel(&mut self, key: Key) -> io::Result<()> {
-        let operation = opcode::AsyncCancel::new(key.encode());
+        let operation = opcode::AsyncCancel::new(key::encode(key));
         self.push(&operation.build().user_data(key::IGNORED))
     }
 
@@ -158,7 +199,11 @@ impl Ring {
     ///
     /// # Errors
     /// The ring itself failed; nothing is lost, but nothing more will come.
-    pub fn wait(&mut self, timeout: Duration, out: &mut Vec<Completion>) -> io::Result<()> {
+    pub fn wait<S: From<OwnedFd>>(
+        &mut self,
+        timeout: Duration,
+        out: &mut Vec<Completion<S>>,
+    ) -> io::Result<()> {
         let timespec = Timespec::from(timeout);
         let args = SubmitArgs::new().timespec(&timespec);
         let submitted = self.uring.submitter().submit_with_args(1, &args);
@@ -168,16 +213,25 @@ impl Ring {
             Err(error) => return Err(error),
         }
         for entry in self.uring.completion() {
-            out.extend(completion(&entry));
+            let Some(completion) = completion(&entry) else {
+                continue;
+            };
+            if completion.key.kind == Kind::Admit
+                && let Some(requests) = &mut self.requests
+            {
+                requests.take_back(entry.user_data());
+            }
+            out.push(completion);
         }
         Ok(())
     }
 
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         loop {
-            // SAFETY: the operations of this module point to no memory, and a
-            // descriptor that is closed too early makes the kernel answer
-            // EBADF, or watch another file, but touches no memory of ours.
+            // SAFETY: the one operation of this module that points to memory is
+            // the admission, whose bytes `requests` keeps in place until its
+            // completion. A descriptor that is closed too early makes the kernel
+            // answer EBADF, or watch another file, but touches no memory of ours.
             if unsafe { self.uring.submission().push(entry) }.is_ok() {
                 return Ok(());
             }
@@ -198,15 +252,15 @@ fn passes(error: &io::Error) -> bool {
     )
 }
 
-fn completion(entry: &cqueue::Entry) -> Option<Completion> {
-    let key = Key::decode(entry.user_data())?;
+fn completion<S: From<OwnedFd>>(entry: &cqueue::Entry) -> Option<Completion<S>> {
+    let key = key::decode(entry.user_data())?;
     let result = entry.result();
     let event = match key.kind {
         Kind::Accept => match u32::try_from(result) {
             Ok(_) => {
                 // SAFETY: an accept's result is a fresh descriptor, and this
                 // is the only place that sees it.
-                Event::Accepted(unsafe { OwnedFd::from_raw_fd(result) })
+                Event::Accepted(unsafe { OwnedFd::from_raw_fd(result) }.into())
             }
             Err(_) => Event::AcceptFailed(io::Error::from_raw_os_error(-result)),
         },
@@ -214,6 +268,10 @@ fn completion(entry: &cqueue::Entry) -> Option<Completion> {
             Ok(bits) => Event::Ready(bits),
             Err(_) => Event::PollEnded,
         },
+        Kind::Admit => Event::Admitted(match result {
+            0.. => Ok(()),
+            error => Err(AdmitErrno::from_code(-error)),
+        }),
     };
     Some(Completion {
         key,

@@ -1,19 +1,16 @@
 //! New connections.
 
-use std::fs::File;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use socket2::Socket;
-
+use super::Worker;
 use super::connection::{Connection, Side};
-use super::{Worker, actions};
+use super::machine::{Key, Kind, Machine};
 use crate::host::{FDS_PER_SESSION, POLITE_RESERVE};
 use crate::ledger::Standing;
-use crate::ring::{Key, Kind};
 use crate::session::Session;
 use crate::session::event::Input;
 use crate::session::outcome::Reason;
@@ -33,28 +30,28 @@ enum After {
     Fatal,
 }
 
-impl Worker {
+impl<M: Machine> Worker<M> {
     /// Arms every listener that is not.
     pub(super) fn arm_listeners(&mut self) -> io::Result<()> {
         self.accept_retry = None;
-        if self.spare.is_none() && !self.spare_lent {
-            self.spare = File::open("/dev/null").ok();
+        if !self.spare_lent {
+            self.machine.keep_spare();
         }
         for (index, listening) in self.listeners.iter_mut().enumerate() {
             if listening.paused {
                 let key = Key::new(Kind::Accept, index as u32, 0);
-                self.ring.accept(listening.socket.as_fd(), key)?;
+                self.machine.accept(&listening.socket, key)?;
                 listening.paused = false;
             }
         }
         Ok(())
     }
 
-    pub(super) fn on_accepted(&mut self, listener: usize, socket: OwnedFd, now: Instant) {
+    pub(super) fn on_accepted(&mut self, listener: usize, socket: M::Socket, now: Instant) {
         self.stats.accepted();
         // The end waits for the connections there are, not for new ones.
         if self.phase == Phase::Stopping {
-            return actions::reset(&Socket::from(socket));
+            return self.machine.reset(socket);
         }
         // With its backend's, so that a crowd that came at once finds the
         // descriptors for some sessions, not for no session at all.
@@ -63,10 +60,10 @@ impl Worker {
             self.ran_out("the descriptors for sessions");
             if self.on_reserve >= self.reserve() {
                 self.stats.rejected(listener, Reason::Descriptors);
-                return actions::reset(&Socket::from(socket));
+                return self.machine.reset(socket);
             }
         }
-        self.enter(listener, socket.into(), budgeted, false, now);
+        self.enter(listener, socket, budgeted, false, now);
     }
 
     /// Accepting failed, which ended it.
@@ -96,16 +93,18 @@ impl Worker {
 
     /// Gives up the spare descriptor for one client, so that it is told.
     fn accept_on_spare(&mut self, listener: usize, now: Instant) {
-        if self.spare.take().is_none() {
+        if !self.machine.give_up_spare() {
             return;
         }
-        match self.listeners[listener].socket.accept() {
-            Ok((socket, _)) => {
+        match self.machine.accept_now(&self.listeners[listener].socket) {
+            Ok(socket) => {
                 self.stats.accepted();
                 self.spare_lent = true;
                 self.enter(listener, socket, false, true, now);
             }
-            Err(_) => self.spare = File::open("/dev/null").ok(),
+            Err(_) => {
+                self.machine.keep_spare();
+            }
         }
     }
 
@@ -114,17 +113,11 @@ impl Worker {
     fn enter(
         &mut self,
         listener: usize,
-        socket: Socket,
+        socket: M::Socket,
         budgeted: bool,
         on_spare: bool,
         now: Instant,
     ) {
-        // accept(2), unlike the ring's, does not pass the flag on.
-        if on_spare && socket.set_nonblocking(true).is_err() {
-            self.spare_lent = false;
-            return;
-        }
-        let source = source(&socket);
         let index = self.listeners[listener].index;
         let (entry, standing) = self.state.ledger.accepted(socket.as_fd(), index);
         let doomed = match standing {
@@ -134,19 +127,34 @@ impl Worker {
             Standing::Counted => None,
         };
         let session = Session::new(self.deadlines, doomed);
-        let mut connection = Connection::new(session, listener, source, now);
+        let mut connection = Connection::new(session, listener as u16, now);
         connection.entry = Some(entry);
         connection.client = Some(Side::new(socket));
-        connection.fds = if budgeted { FDS_PER_SESSION } else { 0 };
+        connection.fds = if budgeted { FDS_PER_SESSION as u8 } else { 0 };
         connection.on_reserve = !budgeted;
         connection.on_spare = on_spare;
+        connection.pending = standing == Standing::Counted;
         self.on_reserve += u64::from(!budgeted);
         let id = self.insert(connection);
-        if standing == Standing::Counted {
-            self.pending.heard(id, source, now);
-        }
         self.start(id, now);
-        self.evict_for(id, now);
+        // Most clients have spoken when they are accepted: they never were
+        // silent, and nobody is evicted for them.
+        let connection = &self.connections[id as usize];
+        if connection.pending && connection.session.is_pending() {
+            let source = self.source(id);
+            self.pending.heard(id, source, now);
+            self.evict_for(id, now);
+        }
+    }
+
+    /// The client's address; unspecified if it is gone or has none.
+    pub(super) fn source(&mut self, id: u32) -> IpAddr {
+        let client = self.connections[id as usize].client.as_ref();
+        client
+            .and_then(|client| self.machine.peer(&client.socket))
+            .map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |address| {
+                address.ip().to_canonical()
+            })
     }
 
     /// Evicts one pending connection if there are too many.
@@ -199,16 +207,6 @@ impl Worker {
             tracing::info!(worker = self.id, "new clients are served again");
         }
     }
-}
-
-fn source(socket: &Socket) -> IpAddr {
-    socket
-        .peer_addr()
-        .ok()
-        .and_then(|address| address.as_socket())
-        .map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |address| {
-            address.ip().to_canonical()
-        })
 }
 
 /// accept(2): which errors are the network's, which pass, which stay.

@@ -1,34 +1,27 @@
 //! Carries out what a session decides.
 
 use std::io;
-use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use socket2::{Domain, Protocol, Socket, Type};
-
 use super::Worker;
-use super::connection::{Connection, Mode, Pipe, PollState, Side};
-use crate::ledger::Applicant;
+use super::connection::{Connection, Mode, PollState, Side};
+use super::flow::Flow;
+use super::machine::{Key, Kind, Machine, Submitted, Watch};
+use crate::ledger::{Applicant, STALE_RETRIES, Step};
 use crate::proto::first_packet::Identity;
 use crate::proto::refusal::Refusal;
-use crate::ring::{Key, Kind};
 use crate::session::Session;
 use crate::session::event::{Action, Count, Input};
 use crate::session::outcome::{ConnectFailure, Reason};
+use gate_common::errno::AdmitErrno;
 
 /// How long a dial that found no descriptor rests.
 const REDIAL: Duration = Duration::from_millis(5);
 
-/// Closes with RST: nothing is left of the connection on this machine.
-pub(super) fn reset(socket: &Socket) {
-    // A failure leaves the orderly close.
-    let _ = socket.set_linger(Some(Duration::ZERO));
-}
-
-impl Worker {
+impl<M: Machine> Worker<M> {
     /// Puts a connection into the table.
-    pub(super) fn insert(&mut self, mut connection: Connection) -> u32 {
+    pub(super) fn insert(&mut self, mut connection: Connection<M>) -> u32 {
         self.generation = self.generation.wrapping_add(1);
         connection.generation = self.generation;
         let id = self.connections.insert(connection) as u32;
@@ -43,9 +36,7 @@ impl Worker {
         self.carry_out(id, actions, now);
         if self.connections[id as usize].client.is_some() {
             self.advance(id, now);
-            if self.connections[id as usize].mode != Mode::Closing {
-                self.arm_or_close(id, Kind::Client);
-            }
+            self.watch(id, Kind::Client);
         }
     }
 
@@ -64,10 +55,11 @@ impl Worker {
             let action = std::mem::replace(&mut actions[next], Action::DropBackendData);
             next += 1;
             if let Action::Admit(who) = action {
-                let verdict = self.admit(id, &who);
-                self.connections[id as usize]
-                    .session
-                    .handle(Input::Admission(verdict), &mut actions);
+                if let Some(verdict) = self.admit(id, &who, now) {
+                    self.connections[id as usize]
+                        .session
+                        .handle(Input::Admission(verdict), &mut actions);
+                }
             } else {
                 self.act(id, action, now);
             }
@@ -83,26 +75,26 @@ impl Worker {
                 if let Some(client) = &connection.client {
                     // A client that cannot take one byte is lost, and a poll
                     // will say so.
-                    let _ = client.send(&[byte]);
+                    let _ = client.send(&mut self.machine, &[byte]);
                 }
             }
             // Carried out by `carry_out`.
             Action::Admit(_) => {}
             Action::Dial => self.dial(id, now),
             Action::Relay(first) => {
-                connection.up = Pipe::starting_with(first);
+                connection.up = Flow::starting_with(first);
                 connection.mode = Mode::Relaying;
                 self.enqueue(id);
             }
             Action::Refuse(refusal) => self.refuse(id, &refusal),
             Action::EndBackend => {
                 if let Some(backend) = &connection.backend {
-                    let _ = backend.socket.shutdown(Shutdown::Write);
+                    self.machine.end(&backend.socket);
                 }
             }
             Action::EndClient => {
                 if let Some(client) = &connection.client {
-                    let _ = client.socket.shutdown(Shutdown::Write);
+                    self.machine.end(&client.socket);
                 }
             }
             Action::DropClientData => {
@@ -112,7 +104,8 @@ impl Worker {
             Action::CloseBackend => self.retire_backend(id),
             Action::DropBackendData => {
                 connection.up.finished = true;
-                connection.down.drops = true;
+                self.pipes.take_back(connection.up.give_pipe());
+                self.pipes.take_back(connection.down.drop_all());
                 self.enqueue(id);
             }
             Action::CancelQuery(packet) => {
@@ -134,7 +127,7 @@ impl Worker {
     /// Gives back the descriptor that was kept for a backend.
     pub(super) fn give_backend_fd(&mut self, id: u32) {
         let connection = &mut self.connections[id as usize];
-        let of_client = u64::from(connection.client.is_some() && !connection.on_reserve);
+        let of_client = u8::from(connection.client.is_some() && !connection.on_reserve);
         if connection.fds > of_client {
             connection.fds -= 1;
             self.state.give_fds(1);
@@ -161,38 +154,89 @@ impl Worker {
         true
     }
 
-    /// Asks the ledger.
-    fn admit(&mut self, id: u32, who: &Identity) -> Result<(), Reason> {
+    /// Asks the ledger. `None`: the kernel's answer comes with its completion.
+    fn admit(&mut self, id: u32, who: &Identity, now: Instant) -> Option<Result<(), Reason>> {
         self.pending.remove(id);
-        let asked = Instant::now();
         let connection = &mut self.connections[id as usize];
-        let (Some(client), Some(entry)) = (&connection.client, &connection.entry) else {
-            return Err(Reason::MaxConnections);
-        };
+        connection.pending = false;
+        connection.mode = Mode::Admitting;
+        connection.asked = 0;
         connection.backend_index = match &who.database {
-            Some(database) => self.config.databases.get(database).copied().unwrap_or(0),
+            Some(database) => self.config.databases.get(database).copied().unwrap_or(0) as u16,
             None => 0,
         };
-        let backend = &self.config.backends[connection.backend_index];
-        let applicant = Applicant {
-            user: &who.user,
-            database: who.database.as_deref(),
-            backend: backend.name.as_bytes(),
+        connection.dialled = now;
+        self.ask(id, who)
+    }
+
+    fn ask(&mut self, id: u32, who: &Identity) -> Option<Result<(), Reason>> {
+        let connection = &mut self.connections[id as usize];
+        let (Some(client), Some(entry)) = (&connection.client, &connection.entry) else {
+            return Some(Err(Reason::MaxConnections));
         };
-        let socket = client.socket.as_fd();
-        let verdict = self
-            .state
-            .ledger
-            .admit(&mut self.names, socket, entry, &applicant);
-        self.stats.admission_took(asked.elapsed());
-        verdict
+        let backend = &self.config.backends[usize::from(connection.backend_index)];
+        let applicant = applicant(who, &backend.name);
+        loop {
+            let request = match self.state.ledger.admit(&mut self.names, entry, &applicant) {
+                Step::Decided(verdict) => break Some(verdict),
+                Step::Ask(request) => request,
+            };
+            connection.asked += 1;
+            let key = Key::new(Kind::Admit, id, connection.generation);
+            let answer = match self.machine.admit(&client.socket, &request, key) {
+                Ok(Submitted::InFlight) => {
+                    connection.admitting = true;
+                    break None;
+                }
+                Ok(Submitted::Answered(answer)) => answer,
+                Err(error) => {
+                    tracing::error!(%error, "an admission cannot be asked for");
+                    break Some(Err(Reason::MaxConnections));
+                }
+            };
+            let ledger = &self.state.ledger;
+            let decided = ledger.answered(&mut self.names, &applicant, answer);
+            if decided.is_some() || usize::from(connection.asked) >= STALE_RETRIES {
+                break Some(decided.unwrap_or(Err(Reason::NamesFull)));
+            }
+        }
+    }
+
+    /// The kernel answered.
+    pub(super) fn on_admitted(&mut self, key: Key, answer: Result<(), AdmitErrno>, now: Instant) {
+        let Some(connection) = self.connections.get_mut(key.index as usize) else {
+            return;
+        };
+        if Key::new(key.kind, key.index, connection.generation) != key {
+            return;
+        }
+        connection.admitting = false;
+        if connection.mode == Mode::Closing {
+            return self.advance(key.index, now);
+        }
+        let Some(who) = connection.session.identity().cloned() else {
+            return;
+        };
+        let backend = &self.config.backends[usize::from(connection.backend_index)];
+        let applicant = applicant(&who, &backend.name);
+        let ledger = &self.state.ledger;
+        let verdict = match ledger.answered(&mut self.names, &applicant, answer) {
+            None if usize::from(connection.asked) < STALE_RETRIES => self.ask(key.index, &who),
+            None => Some(Err(Reason::NamesFull)),
+            decided => decided,
+        };
+        if let Some(verdict) = verdict {
+            self.feed(key.index, Input::Admission(verdict), now);
+            self.watch(key.index, Kind::Client);
+        }
     }
 
     /// Takes a connection out of those that have not said what they want, if the
     /// ledger did not do so at its admission.
     fn has_spoken(&mut self, id: u32) {
-        let connection = &self.connections[id as usize];
-        if self.pending.remove(id)
+        self.pending.remove(id);
+        let connection = &mut self.connections[id as usize];
+        if std::mem::take(&mut connection.pending)
             && let (Some(client), Some(entry)) = (&connection.client, &connection.entry)
         {
             self.state.ledger.spoken(client.socket.as_fd(), entry);
@@ -221,12 +265,12 @@ impl Worker {
     fn connect_backend(&mut self, id: u32, now: Instant) {
         let connection = &mut self.connections[id as usize];
         // Not the round's clock: a connect on loopback is over before the next.
-        connection.dialled = Instant::now();
-        let backend = &self.config.backends[connection.backend_index];
-        match connect(backend.address) {
+        connection.dialled = self.machine.now();
+        let backend = &self.config.backends[usize::from(connection.backend_index)];
+        match self.machine.connect(backend, 0) {
             Ok(socket) => {
                 connection.backend = Some(Side::new(socket));
-                self.arm_or_close(id, Kind::Backend);
+                self.watch(id, Kind::Backend);
             }
             // Its descriptor was kept, but another worker's accept has run ahead
             // of the budget and is about to give it back.
@@ -246,7 +290,7 @@ impl Worker {
         self.redial_at = None;
         for id in std::mem::take(&mut self.redials) {
             let connection = self.connections.get(id as usize);
-            let waits = |connection: &Connection| {
+            let waits = |connection: &Connection<M>| {
                 connection.mode == Mode::Dialing && connection.backend.is_none()
             };
             if connection.is_some_and(waits) {
@@ -262,16 +306,15 @@ impl Worker {
             && let Some(packet) = self.connections[id as usize].session.cancel_packet()
         {
             for backend in 1..self.config.backends.len() {
-                self.cancel_query(packet.clone(), backend, now);
+                self.cancel_query(packet.clone(), backend as u16, now);
             }
         }
     }
 
     /// Sends a CancelRequest over a connection of gate's own.
-    fn cancel_query(&mut self, packet: Vec<u8>, backend: usize, now: Instant) {
+    fn cancel_query(&mut self, packet: Vec<u8>, backend: u16, now: Instant) {
         let session = Session::cancel(self.deadlines, packet);
-        let nowhere = std::net::Ipv6Addr::UNSPECIFIED.into();
-        let mut connection = Connection::new(session, 0, nowhere, now);
+        let mut connection = Connection::new(session, 0, now);
         connection.backend_index = backend;
         let id = self.insert(connection);
         self.start(id, now);
@@ -287,26 +330,34 @@ impl Worker {
         if let Some(client) = &connection.client {
             // The FIN rides on the segment of the message. A client that takes
             // neither is lost, and a poll will say so.
-            let _ = client
-                .socket
-                .send_with_flags(&refusal.encode(), libc::MSG_MORE | libc::MSG_NOSIGNAL);
-            let _ = client.socket.shutdown(Shutdown::Write);
+            let _ = self.machine.send(&client.socket, &refusal.encode(), true);
+            self.machine.end(&client.socket);
+            // What it has sent is to be dropped. A poll of one report would
+            // tell; one of changes may have told before.
+            if client.poll == PollState::Changes {
+                self.enqueue(id);
+            }
         }
-        self.enqueue(id);
     }
 
     fn count(&mut self, id: u32, count: Count) {
         let connection = &self.connections[id as usize];
+        let backend = usize::from(connection.backend_index);
         match count {
-            Count::Rejected(reason) => self.stats.rejected(connection.listener, reason),
+            Count::Rejected(reason) => {
+                self.stats
+                    .rejected(usize::from(connection.listener), reason);
+            }
             Count::StartupFailed(failure) => {
                 self.stats.startup_failed(failure);
-                let source = connection.source;
-                tracing::debug!(%source, reason = failure.label(), "no valid startup");
+                if tracing::enabled!(tracing::Level::DEBUG) {
+                    let source = self.source(id);
+                    tracing::debug!(%source, reason = failure.label(), "no valid startup");
+                }
             }
             Count::ConnectFailed(failure) => {
-                self.stats.connect_failed(connection.backend_index, failure);
-                let backend = &self.config.backends[connection.backend_index];
+                self.stats.connect_failed(backend, failure);
+                let backend = &self.config.backends[backend];
                 tracing::debug!(
                     backend = backend.name,
                     reason = failure.label(),
@@ -331,7 +382,9 @@ impl Worker {
         };
         backend.retired = true;
         if backend.poll == PollState::Idle {
-            connection.backend = None;
+            if let Some(backend) = connection.backend.take() {
+                self.machine.close(backend.socket);
+            }
             self.give_backend_fd(id);
         } else {
             self.cancel_poll(id, Kind::Backend);
@@ -359,31 +412,53 @@ impl Worker {
         let key = Key::new(kind, id, connection.generation);
         let side = connection.side(kind);
         if let Some(side) = side
-            && side.poll == PollState::Armed
+            && matches!(side.poll, PollState::Once | PollState::Changes)
         {
             side.poll = PollState::Ending;
-            if let Err(error) = self.ring.cancel(key) {
+            if let Err(error) = self.machine.cancel(key) {
                 tracing::error!(%error, "a poll cannot be cancelled");
             }
         }
     }
 
-    fn arm_or_close(&mut self, id: u32, kind: Kind) {
-        if let Err(error) = self.arm(id, kind) {
-            tracing::error!(%error, "a socket cannot be polled");
-            self.close(id, true);
+    /// Has a socket's readiness reported, as the connection's mode needs it. A
+    /// connection that is refused never pays for a poll of every change, which
+    /// would have to be cancelled.
+    pub(super) fn watch(&mut self, id: u32, kind: Kind) {
+        let connection = &mut self.connections[id as usize];
+        let watch = match connection.mode {
+            Mode::Startup | Mode::Lingering => Watch::Once,
+            Mode::Dialing | Mode::Relaying => Watch::Changes,
+            // The kernel's answer comes at once.
+            Mode::Admitting | Mode::Closing => return,
+        };
+        let key = Key::new(kind, id, connection.generation);
+        let Some(side) = connection.side(kind) else {
+            return;
+        };
+        if side.poll != PollState::Idle || side.retired {
+            return;
+        }
+        match self.machine.poll(&side.socket, watch, key) {
+            Ok(()) => {
+                side.poll = match watch {
+                    Watch::Once => PollState::Once,
+                    Watch::Changes => PollState::Changes,
+                };
+            }
+            Err(error) => {
+                tracing::error!(%error, "a socket cannot be polled");
+                self.close(id, true);
+            }
         }
     }
 }
 
-/// A socket that is connecting.
-fn connect(address: std::net::SocketAddr) -> io::Result<Socket> {
-    let kind = Type::STREAM.nonblocking().cloexec();
-    let socket = Socket::new(Domain::for_address(address), kind, Some(Protocol::TCP))?;
-    socket.set_tcp_nodelay(true)?;
-    match socket.connect(&address.into()) {
-        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
-        _ => Ok(socket),
+fn applicant<'a>(who: &'a Identity, backend: &'a str) -> Applicant<'a> {
+    Applicant {
+        user: &who.user,
+        database: who.database.as_deref(),
+        backend: backend.as_bytes(),
     }
 }
 

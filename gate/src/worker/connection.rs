@@ -1,13 +1,11 @@
 //! What a worker holds for one connection.
 
-use std::io::{self, Read, Write};
-use std::net::IpAddr;
+use std::io;
 use std::time::Instant;
 
-use socket2::Socket;
-
+use super::flow::Flow;
+use super::machine::{Kind, Machine, ready};
 use crate::ledger::Entry;
-use crate::ring::{Kind, ready};
 use crate::session::Session;
 use crate::session::outcome::ConnectFailure;
 use crate::stats::Direction;
@@ -17,13 +15,15 @@ use crate::stats::Direction;
 pub enum Mode {
     /// The client's bytes go to the session.
     Startup,
+    /// The kernel is asked for the session's slots.
+    Admitting,
     /// The backend is being connected; the client is watched but not read.
     Dialing,
     /// Bytes go both ways.
     Relaying,
     /// The client was sent FIN; what it sends is dropped.
     Lingering,
-    /// Waits for the last completions of its polls.
+    /// Waits for the last completions of its operations.
     Closing,
 }
 
@@ -32,25 +32,28 @@ pub enum Mode {
 pub enum PollState {
     /// None is armed: the socket may be closed.
     Idle,
-    /// Armed.
-    Armed,
+    /// Armed for one report.
+    Once,
+    /// Armed for every change.
+    Changes,
     /// Cancelled, its last completion is still to come.
     Ending,
 }
 
 /// One of a connection's two sockets.
 #[derive(Debug)]
-pub struct Side {
+pub struct Side<S> {
     /// Non-blocking.
-    pub socket: Socket,
+    pub socket: S,
     /// Its poll.
     pub poll: PollState,
     /// All bits of [`ready`] seen so far that do not go away: the peer's end,
     /// a hang-up, an error.
-    pub ended: u32,
+    ended: u16,
     /// To be closed as soon as its poll has ended.
     pub retired: bool,
-    readable: bool,
+    /// There may be something to read.
+    pub readable: bool,
 }
 
 /// What a read brought.
@@ -66,9 +69,9 @@ pub enum Received {
     Lost,
 }
 
-impl Side {
+impl<S> Side<S> {
     /// A side whose socket may have bytes already.
-    pub fn new(socket: Socket) -> Self {
+    pub fn new(socket: S) -> Self {
         Self {
             socket,
             poll: PollState::Idle,
@@ -81,24 +84,47 @@ impl Side {
     /// Notes what a poll said.
     pub fn note(&mut self, bits: u32) {
         const LASTING: u32 = ready::PEER_ENDED | ready::HANG_UP | ready::ERROR;
-        self.ended |= bits & LASTING;
+        self.ended |= (bits & LASTING) as u16;
         if bits & (ready::READ | LASTING) != 0 {
             self.readable = true;
         }
     }
 
+    /// Whether a poll said that the peer ended its side.
+    pub fn peer_ended(&self) -> bool {
+        self.has(ready::PEER_ENDED)
+    }
+
+    /// Whether a poll said that the connection is over in both directions.
+    pub fn is_broken(&self) -> bool {
+        self.has(ready::HANG_UP | ready::ERROR)
+    }
+
+    /// Whether a poll said anything that lasts.
+    pub fn has_ended(&self) -> bool {
+        self.ended != 0
+    }
+
+    const fn has(&self, bits: u32) -> bool {
+        self.ended as u32 & bits != 0
+    }
+
     /// Reads once.
-    pub fn receive(&mut self, buffer: &mut [u8]) -> Received {
+    pub fn receive<M: Machine<Socket = S>>(
+        &mut self,
+        machine: &mut M,
+        buffer: &mut [u8],
+    ) -> Received {
         if !self.readable {
             return Received::Blocked;
         }
         loop {
-            return match (&self.socket).read(buffer) {
+            return match machine.receive(&self.socket, buffer) {
                 Ok(0) => Received::Ended,
                 Ok(count) => {
                     // A short read has emptied the socket, and whatever comes
                     // later is reported, except an end that was reported already.
-                    self.readable = count == buffer.len() || self.ended != 0;
+                    self.readable = count == buffer.len() || self.has_ended();
                     Received::Data(count)
                 }
                 Err(error) => match error.kind() {
@@ -114,9 +140,9 @@ impl Side {
     }
 
     /// Writes as much as the socket takes; `None` if the connection broke.
-    pub fn send(&self, bytes: &[u8]) -> Option<usize> {
+    pub fn send<M: Machine<Socket = S>>(&self, machine: &mut M, bytes: &[u8]) -> Option<usize> {
         loop {
-            match (&self.socket).write(bytes) {
+            match machine.send(&self.socket, bytes, false) {
                 Ok(count) => return Some(count),
                 Err(error) => match error.kind() {
                     io::ErrorKind::Interrupted => {}
@@ -128,91 +154,42 @@ impl Side {
     }
 }
 
-/// One direction of a relay. Holds bytes only while its receiver is slower
-/// than its sender, and then reads no more.
-#[derive(Debug, Default)]
-pub struct Pipe {
-    spill: Vec<u8>,
-    sent: usize,
-    /// The sender's FIN was read.
-    pub source_ended: bool,
-    /// Nobody wants the bytes any more: read and drop them.
-    pub drops: bool,
-    /// Its end was reported; nothing is read any more.
-    pub finished: bool,
-}
-
-impl Pipe {
-    /// A pipe that first sends `bytes`.
-    pub fn starting_with(bytes: Vec<u8>) -> Self {
-        Self {
-            spill: bytes,
-            ..Self::default()
-        }
-    }
-
-    /// Sends what was held back. Returns whether nothing is left, or `None` if
-    /// the receiver's connection broke.
-    pub fn flush(&mut self, sink: Option<&Side>) -> Option<bool> {
-        if self.spill.is_empty() {
-            return Some(true);
-        }
-        if !self.drops {
-            self.sent += sink?.send(&self.spill[self.sent..])?;
-            if self.sent < self.spill.len() {
-                return Some(false);
-            }
-        }
-        // Gives the memory back: an idle session holds no buffer.
-        self.spill = Vec::new();
-        self.sent = 0;
-        Some(true)
-    }
-
-    /// Sends fresh bytes, and holds back what the receiver does not take.
-    /// Returns `None` if its connection broke.
-    pub fn pass(&mut self, sink: Option<&Side>, bytes: &[u8]) -> Option<()> {
-        if self.drops {
-            return Some(());
-        }
-        let sent = sink?.send(bytes)?;
-        self.spill.extend_from_slice(&bytes[sent..]);
-        Some(())
-    }
-}
-
 /// See the module.
-pub struct Connection {
+pub struct Connection<M: Machine> {
     /// Tells late completions of an earlier owner of this index.
     pub generation: u32,
     /// Decides.
     pub session: Session,
-    /// The listener's place in the configuration.
-    pub listener: usize,
-    /// The client's address.
-    pub source: IpAddr,
     /// Its entry in the ledger; none without a client.
     pub entry: Option<Entry>,
     /// None for a cancel of gate's own.
-    pub client: Option<Side>,
+    pub client: Option<Side<M::Socket>>,
     /// From the dial on.
-    pub backend: Option<Side>,
-    /// How the sockets are driven.
-    pub mode: Mode,
+    pub backend: Option<Side<M::Socket>>,
     /// Client to backend.
-    pub up: Pipe,
+    pub up: Flow<M::Pipe>,
     /// Backend to client.
-    pub down: Pipe,
+    pub down: Flow<M::Pipe>,
     /// The deadline in force, as the timers know it.
     pub deadline: Option<Instant>,
-    /// When bytes last went either way.
+    /// When bytes last went either way; the beginning at first.
     pub active: Instant,
     /// When the backend was dialled.
     pub dialled: Instant,
+    /// The listener's place in the configuration.
+    pub listener: u16,
+    /// The backend's place in the configuration.
+    pub backend_index: u16,
+    /// How the sockets are driven.
+    pub mode: Mode,
+    /// Counted as pending by the ledger.
+    pub pending: bool,
+    /// How often the kernel was asked for this session's slots.
+    pub asked: u8,
+    /// The kernel's answer is still to come.
+    pub admitting: bool,
     /// The dial failed before there was anything to poll.
     pub dial_error: Option<ConnectFailure>,
-    /// The backend's place in the configuration.
-    pub backend_index: usize,
     /// End the client's connection with RST.
     pub reset_client: bool,
     /// A send to the backend failed before it had ended: that took the error off
@@ -221,7 +198,7 @@ pub struct Connection {
     /// Waits in the worker's queue of work left over.
     pub queued: bool,
     /// Descriptors it holds of those that sessions may hold.
-    pub fds: u64,
+    pub fds: u8,
     /// Lives on the worker's spare descriptor.
     pub on_spare: bool,
     /// Was refused because descriptors ran out.
@@ -230,25 +207,34 @@ pub struct Connection {
     pub evicted: bool,
 }
 
-impl Connection {
+/// One direction of a relay: its flow, sender and receiver.
+pub type Ends<'a, M> = (
+    &'a mut Flow<<M as Machine>::Pipe>,
+    Option<&'a mut Side<<M as Machine>::Socket>>,
+    Option<&'a Side<<M as Machine>::Socket>>,
+);
+
+impl<M: Machine> Connection<M> {
     /// A connection with no socket yet.
-    pub fn new(session: Session, listener: usize, source: IpAddr, now: Instant) -> Self {
+    pub fn new(session: Session, listener: u16, now: Instant) -> Self {
         Self {
             generation: 0,
             session,
-            listener,
-            source,
             entry: None,
             client: None,
             backend: None,
-            mode: Mode::Startup,
-            up: Pipe::default(),
-            down: Pipe::default(),
+            up: Flow::default(),
+            down: Flow::default(),
             deadline: None,
             active: now,
             dialled: now,
-            dial_error: None,
+            listener,
             backend_index: 0,
+            mode: Mode::Startup,
+            pending: false,
+            asked: 0,
+            admitting: false,
+            dial_error: None,
             reset_client: false,
             backend_broke: false,
             queued: false,
@@ -260,18 +246,15 @@ impl Connection {
     }
 
     /// The socket that an operation's kind is about.
-    pub fn side(&mut self, kind: Kind) -> &mut Option<Side> {
+    pub fn side(&mut self, kind: Kind) -> &mut Option<Side<M::Socket>> {
         match kind {
-            Kind::Client => &mut self.client,
-            _ => &mut self.backend,
+            Kind::Backend => &mut self.backend,
+            _ => &mut self.client,
         }
     }
 
-    /// One direction's pipe, sender and receiver.
-    pub fn direction(
-        &mut self,
-        direction: Direction,
-    ) -> (&mut Pipe, Option<&mut Side>, Option<&Side>) {
+    /// One direction's flow, sender and receiver.
+    pub fn direction(&mut self, direction: Direction) -> Ends<'_, M> {
         let client = self.client.as_mut();
         let backend = self.backend.as_mut().filter(|side| !side.retired);
         match direction {
@@ -280,12 +263,12 @@ impl Connection {
         }
     }
 
-    /// Whether every poll has come to its end, so that all may be closed.
+    /// Whether every operation has come to its end, so that all may be closed.
     pub fn is_quiet(&self) -> bool {
-        let quiet = |side: &Option<Side>| {
+        let quiet = |side: &Option<Side<M::Socket>>| {
             side.as_ref()
                 .is_none_or(|side| side.poll == PollState::Idle)
         };
-        quiet(&self.client) && quiet(&self.backend)
+        quiet(&self.client) && quiet(&self.backend) && !self.admitting
     }
 }

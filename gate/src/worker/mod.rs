@@ -3,9 +3,11 @@
 //! | file | what it does |
 //! |---|---|
 //! | `mod.rs` | the loop: completions, work left over, deadlines, teardown |
+//! | `machine.rs` | what it needs of the machine: sockets, ring, pipes, clock |
+//! | `linux.rs` | the real machine |
 //! | `accept.rs` | new connections, eviction, running out of descriptors |
 //! | `actions.rs` | carries out what a session decides |
-//! | `relay.rs` | moves bytes |
+//! | `relay.rs`, `flow.rs` | move bytes |
 //! | `connection.rs` | what is held for one connection |
 //! | `timers.rs` | deadlines |
 //!
@@ -14,53 +16,59 @@
 mod accept;
 mod actions;
 mod connection;
+mod flow;
+mod linux;
+mod machine;
 mod relay;
 mod timers;
 
+pub use linux::Linux;
+pub use machine::{Completion, Event, Key, Kind, Machine, Submitted, Watch, ready};
+
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use slab::Slab;
-use socket2::Socket;
 
 use crate::admission::PendingSet;
 use crate::config::Config;
 use crate::ledger::NameCache;
-use crate::ring::{Completion, Event, Key, Kind, Ring, ready};
 use crate::session::event::{Action, Deadlines, Input};
 use crate::session::outcome::Reason;
 use crate::state::{Phase, State};
 use crate::stats::Stats;
 
-use connection::{Connection, Mode, PollState, Side};
+use connection::{Connection, Mode, PollState};
+use flow::Pipes;
 use timers::Timers;
 
 /// The one buffer through which a worker reads: a full one costs a few
 /// microseconds to move, and it stays in the cache.
 const HOT_BYTES: usize = 64 * 1024;
+/// What a pipe for bulk holds, and the most that one move carries.
+pub const PIPE_BYTES: usize = 1 << 20;
 /// The longest wait without a deadline: a bound on how late a lost wake-up
 /// would be noticed.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// A listening socket of this worker.
-pub struct Listening {
+pub struct Listening<L> {
     /// Bound and listening, non-blocking.
-    pub socket: Socket,
+    pub socket: L,
     /// Index of its words in the ledger.
     pub index: u32,
     /// Accepting ended and is to be armed again.
     paused: bool,
 }
 
-impl Listening {
+impl<L> Listening<L> {
     /// A listener that is not armed yet.
     #[must_use]
-    pub fn new(socket: Socket, index: u32) -> Self {
+    pub fn new(socket: L, index: u32) -> Self {
         Self {
             socket,
             index,
@@ -70,16 +78,18 @@ impl Listening {
 }
 
 /// See the module.
-pub struct Worker {
+pub struct Worker<M: Machine> {
     id: usize,
+    machine: M,
     state: Arc<State>,
     stats: Arc<Stats>,
     config: Arc<Config>,
     deadlines: Deadlines,
     phase: Phase,
-    ring: Ring,
-    listeners: Vec<Listening>,
-    connections: Slab<Connection>,
+    listeners: Vec<Listening<M::Listener>>,
+    connections: Slab<Connection<M>>,
+    completions: Vec<Completion<M::Socket>>,
+    pipes: Pipes<M::Pipe>,
     generation: u32,
     timers: Timers,
     pending: PendingSet,
@@ -95,8 +105,6 @@ pub struct Worker {
     /// Connections whose backend is dialled again, for want of a descriptor.
     redials: Vec<u32>,
     redial_at: Option<Instant>,
-    /// A descriptor to give up when there is no other.
-    spare: Option<File>,
     /// A connection lives on the spare descriptor.
     spare_lent: bool,
     /// Connections being refused for want of descriptors.
@@ -104,25 +112,44 @@ pub struct Worker {
     exhausted: bool,
 }
 
-impl Worker {
-    /// A worker for `listeners`, in the order of the configuration. Call it on
-    /// the thread that will run it: the ring belongs to that thread.
-    ///
-    /// # Errors
-    /// No ring or no descriptor is to be had.
-    pub fn new(id: usize, state: Arc<State>, listeners: Vec<Listening>) -> anyhow::Result<Self> {
+/// What a worker holds at a moment. All zero once every connection is closed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Holdings {
+    /// Connections.
+    pub connections: usize,
+    /// Those that have not spoken and may be evicted.
+    pub pending: usize,
+    /// Deadlines.
+    pub deadlines: usize,
+    /// Pipes that flows have.
+    pub pipes: usize,
+    /// Bytes held back for slow receivers, those in pipes included.
+    pub held_bytes: usize,
+}
+
+impl<M: Machine> Worker<M> {
+    /// A worker for `listeners`, in the order of the configuration.
+    pub fn new(
+        id: usize,
+        state: Arc<State>,
+        listeners: Vec<Listening<M::Listener>>,
+        machine: M,
+    ) -> Self {
         let config = state.config();
-        Ok(Self {
+        let now = machine.now();
+        Self {
             id,
+            machine,
             stats: Arc::clone(&state.stats[id]),
             deadlines: deadlines(&config),
             config,
             phase: Phase::Starting,
-            ring: Ring::new()?,
             listeners,
             connections: Slab::new(),
+            completions: Vec::new(),
+            pipes: Pipes::new(state.pipes_max / state.stats.len()),
             generation: 0,
-            timers: Timers::new(Instant::now()),
+            timers: Timers::new(now),
             pending: PendingSet::default(),
             names: NameCache::default(),
             runnable: VecDeque::new(),
@@ -132,12 +159,11 @@ impl Worker {
             accept_retry: None,
             redials: Vec::new(),
             redial_at: None,
-            spare: Some(File::open("/dev/null")?),
             spare_lent: false,
             on_reserve: 0,
             exhausted: false,
             state,
-        })
+        }
     }
 
     /// Serves until the state says to stop and every connection is closed.
@@ -145,39 +171,73 @@ impl Worker {
     /// # Errors
     /// The ring failed, or a listener can never accept again.
     pub fn run(mut self) -> io::Result<()> {
-        let waker = Key::new(Kind::Waker, 0, 0);
-        self.ring
-            .poll(self.state.wakers[self.id].as_fd(), ready::READ, waker)?;
-        self.refresh(Instant::now());
-        self.arm_listeners()?;
-        let mut completions = Vec::new();
-        loop {
-            let timeout = self.timeout(Instant::now());
-            self.ring.wait(timeout, &mut completions)?;
-            let now = Instant::now();
-            for completion in completions.drain(..) {
-                self.complete(completion, now)?;
-            }
-            for _ in 0..self.runnable.len() {
-                if let Some(id) = self.runnable.pop_front() {
-                    self.resume(id, now);
-                }
-            }
-            while let Some(id) = self.timers.pop_expired(now) {
-                self.expire(id, now);
-            }
-            if self.accept_retry.is_some_and(|at| at <= now) {
-                self.arm_listeners()?;
-            }
-            if self.redial_at.is_some_and(|at| at <= now) {
-                self.redial(now);
-            }
-            self.close_finished();
-            if self.phase == Phase::Stopping && self.connections.is_empty() {
-                debug_assert_eq!(self.timers.len(), 0, "a deadline outlived its session");
-                return Ok(());
+        self.begin()?;
+        while self.round()?.is_continue() {}
+        Ok(())
+    }
+
+    /// Begins to accept.
+    ///
+    /// # Errors
+    /// As [`Worker::run`].
+    pub fn begin(&mut self) -> io::Result<()> {
+        self.machine.poll_waker(Key::new(Kind::Waker, 0, 0))?;
+        self.refresh(self.machine.now());
+        self.arm_listeners()
+    }
+
+    /// Waits once, and does all there is to do then.
+    ///
+    /// # Errors
+    /// As [`Worker::run`].
+    pub fn round(&mut self) -> io::Result<ControlFlow<()>> {
+        let timeout = self.timeout(self.machine.now());
+        let mut completions = std::mem::take(&mut self.completions);
+        self.machine.wait(timeout, &mut completions)?;
+        let now = self.machine.now();
+        for completion in completions.drain(..) {
+            self.complete(completion, now)?;
+        }
+        self.completions = completions;
+        for _ in 0..self.runnable.len() {
+            if let Some(id) = self.runnable.pop_front() {
+                self.resume(id, now);
             }
         }
+        while let Some(id) = self.timers.pop_expired(now) {
+            self.expire(id, now);
+        }
+        if self.accept_retry.is_some_and(|at| at <= now) {
+            self.arm_listeners()?;
+        }
+        if self.redial_at.is_some_and(|at| at <= now) {
+            self.redial(now);
+        }
+        self.close_finished();
+        if self.phase == Phase::Stopping && self.connections.is_empty() {
+            return Ok(ControlFlow::Break(()));
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// What it holds now.
+    #[must_use]
+    pub fn holdings(&self) -> Holdings {
+        let held = |(_, connection): (usize, &Connection<M>)| {
+            connection.up.held() + connection.down.held()
+        };
+        Holdings {
+            connections: self.connections.len(),
+            pending: self.pending.len(),
+            deadlines: self.timers.len(),
+            pipes: self.pipes.lent(),
+            held_bytes: self.connections.iter().map(held).sum(),
+        }
+    }
+
+    /// The machine it runs on.
+    pub const fn machine(&mut self) -> &mut M {
+        &mut self.machine
     }
 
     fn timeout(&self, now: Instant) -> Duration {
@@ -196,7 +256,7 @@ impl Worker {
         })
     }
 
-    fn complete(&mut self, completion: Completion, now: Instant) -> io::Result<()> {
+    fn complete(&mut self, completion: Completion<M::Socket>, now: Instant) -> io::Result<()> {
         let Completion { key, event, more } = completion;
         match event {
             Event::Accepted(socket) => {
@@ -206,67 +266,56 @@ impl Worker {
                     self.listeners[key.index as usize].paused = true;
                     self.arm_listeners()?;
                 }
-                Ok(())
             }
-            Event::AcceptFailed(error) => self.on_accept_failed(key.index as usize, &error, now),
+            Event::AcceptFailed(error) => {
+                self.on_accept_failed(key.index as usize, &error, now)?;
+            }
             Event::Ready(_) | Event::PollEnded if key.kind == Kind::Waker => {
-                self.state.wakers[self.id].clear();
+                self.machine.clear_waker();
                 if !more {
-                    let waker = self.state.wakers[self.id].as_fd();
-                    self.ring.poll(waker, ready::READ, key)?;
+                    self.machine.poll_waker(key)?;
                 }
                 self.refresh(now);
-                Ok(())
             }
             Event::Ready(bits) => self.on_poll(key, bits, !more, now),
             Event::PollEnded => self.on_poll(key, 0, true, now),
+            Event::Admitted(answer) => self.on_admitted(key, answer, now),
         }
+        Ok(())
     }
 
     /// A poll spoke, or ended, or both.
-    fn on_poll(&mut self, key: Key, bits: u32, ended: bool, now: Instant) -> io::Result<()> {
+    fn on_poll(&mut self, key: Key, bits: u32, ended: bool, now: Instant) {
         let Some(connection) = self.connections.get_mut(key.index as usize) else {
-            return Ok(());
+            return;
         };
         if Key::new(key.kind, key.index, connection.generation) != key {
-            return Ok(());
+            return;
         }
         let side = connection.side(key.kind);
-        let Some(open) = side else { return Ok(()) };
+        let Some(open) = side else { return };
         open.note(bits);
         if ended {
-            let wanted = open.poll == PollState::Armed;
             open.poll = PollState::Idle;
             if open.retired {
-                *side = None;
+                if let Some(retired) = side.take() {
+                    self.machine.close(retired.socket);
+                }
                 self.give_backend_fd(key.index);
-            } else if wanted {
-                self.arm(key.index, key.kind)?;
             }
         }
         self.advance(key.index, now);
-        Ok(())
-    }
-
-    /// Arms a socket's poll.
-    fn arm(&mut self, id: u32, kind: Kind) -> io::Result<()> {
-        let connection = &mut self.connections[id as usize];
-        let key = Key::new(kind, id, connection.generation);
-        let side = connection.side(kind);
-        if let Some(side) = side
-            && side.poll == PollState::Idle
-        {
-            let interest = ready::READ | ready::WRITE | ready::PEER_ENDED;
-            self.ring.poll(side.socket.as_fd(), interest, key)?;
-            side.poll = PollState::Armed;
+        if ended {
+            self.watch(key.index, key.kind);
         }
-        Ok(())
     }
 
     /// Does whatever can be done now.
     fn advance(&mut self, id: u32, now: Instant) {
         match self.connections[id as usize].mode {
             Mode::Startup => self.read_startup(id, now),
+            // Its answer comes with a completion.
+            Mode::Admitting => {}
             Mode::Dialing => self.watch_dial(id, now),
             Mode::Relaying => self.relay(id, now),
             Mode::Lingering => self.drop_client_data(id, now),
@@ -350,23 +399,26 @@ impl Worker {
             if connection.evicted {
                 self.state.evicting.fetch_sub(1, Ordering::Relaxed);
             }
-            drop(connection.backend.take());
-            if let Some(Side { socket, .. }) = connection.client.take() {
-                if connection.reset_client {
-                    actions::reset(&socket);
-                }
-                drop(socket);
+            self.pipes.take_back(connection.up.give_pipe());
+            self.pipes.take_back(connection.down.give_pipe());
+            if let Some(backend) = connection.backend.take() {
+                self.machine.close(backend.socket);
+            }
+            match connection.client.take() {
+                Some(client) if connection.reset_client => self.machine.reset(client.socket),
+                Some(client) => self.machine.close(client.socket),
+                None => {}
             }
             if let Some(entry) = connection.entry.take() {
                 self.state.ledger.closed(entry);
             }
-            self.state.give_fds(connection.fds);
+            self.state.give_fds(u64::from(connection.fds));
             if connection.on_reserve {
                 self.on_reserve -= 1;
             }
             if connection.on_spare {
                 self.spare_lent = false;
-                self.spare = File::open("/dev/null").ok();
+                self.machine.keep_spare();
             }
         }
     }

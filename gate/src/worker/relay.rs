@@ -2,16 +2,19 @@
 
 use std::time::Instant;
 
-use super::Worker;
 use super::actions::connect_failure;
 use super::connection::{Mode, Received};
-use crate::ring::ready;
+use super::flow::{Filled, Flushed};
+use super::machine::Machine;
+use super::{PIPE_BYTES, Worker};
 use crate::session::event::Input;
 use crate::session::outcome::ConnectFailure;
 use crate::stats::Direction;
 
 /// Reads of one direction before others have their turn.
 const READS_PER_TURN: usize = 8;
+/// Moves of one direction through its pipe before others have their turn.
+const MOVES_PER_TURN: usize = 2;
 
 /// How one direction's turn ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +31,7 @@ enum Turn {
     SinkLost,
 }
 
-impl Worker {
+impl<M: Machine> Worker<M> {
     /// Gives the session what the client sends, until it is read no more.
     pub(super) fn read_startup(&mut self, id: u32, now: Instant) {
         let mut hot = std::mem::take(&mut self.hot);
@@ -40,12 +43,9 @@ impl Worker {
             let Some(client) = &mut connection.client else {
                 break;
             };
-            let source = connection.source;
-            match client.receive(&mut hot) {
+            match client.receive(&mut self.machine, &mut hot) {
                 Received::Data(count) => {
-                    if self.pending.contains(id) {
-                        self.pending.heard(id, source, now);
-                    }
+                    self.pending.spoke(id, now);
                     self.feed(id, Input::ClientData(&hot[..count]), now);
                 }
                 Received::Blocked => break,
@@ -60,10 +60,9 @@ impl Worker {
     pub(super) fn watch_dial(&mut self, id: u32, now: Instant) {
         let connection = &mut self.connections[id as usize];
         if let Some(client) = &connection.client {
-            let gone = client.ended;
-            if gone & (ready::HANG_UP | ready::ERROR) != 0 {
+            if client.is_broken() {
                 self.feed(id, Input::ClientLost, now);
-            } else if gone & ready::PEER_ENDED != 0 {
+            } else if client.peer_ended() {
                 self.feed(id, Input::ClientEnded, now);
             }
         }
@@ -77,20 +76,17 @@ impl Worker {
         let Some(backend) = &connection.backend else {
             return;
         };
-        match (backend.socket.take_error(), backend.socket.peer_addr()) {
-            (Ok(None), Ok(_)) => {
-                self.stats
-                    .backend_connect_took(connection.dialled.elapsed());
+        match self.machine.connected(&backend.socket) {
+            Ok(true) => {
+                let since = connection.dialled;
+                let took = self.machine.now().saturating_duration_since(since);
+                self.stats.backend_connect_took(took);
                 self.feed(id, Input::Connected, now);
             }
             // Still connecting.
-            (Ok(None), Err(_)) if backend.ended == 0 => {}
-            (Ok(None), Err(_)) => {
-                self.feed(id, Input::ConnectFailed(ConnectFailure::Reset), now);
-            }
-            (Ok(Some(error)) | Err(error), _) => {
-                self.feed(id, Input::ConnectFailed(connect_failure(&error)), now);
-            }
+            Ok(false) if !backend.has_ended() => {}
+            Ok(false) => self.feed(id, Input::ConnectFailed(ConnectFailure::Reset), now),
+            Err(error) => self.feed(id, Input::ConnectFailed(connect_failure(&error)), now),
         }
     }
 
@@ -111,63 +107,118 @@ impl Worker {
         }
     }
 
+    /// One direction's share of the loop: bounded, so that no flow keeps the
+    /// others waiting.
     fn turn(&mut self, id: u32, direction: Direction, hot: &mut [u8], now: Instant) -> Turn {
-        let connection = &mut self.connections[id as usize];
-        let watched = direction == Direction::ToClient && connection.session.watches_backend();
-        for _ in 0..READS_PER_TURN {
+        let (mut reads, mut moves) = (0, 0);
+        while reads < READS_PER_TURN && moves < MOVES_PER_TURN {
             let connection = &mut self.connections[id as usize];
-            let (pipe, source, sink) = connection.direction(direction);
+            let (flow, source, sink) = connection.direction(direction);
             // A client that is not read, because its bytes have nowhere to go or
             // because it has said all, can still break. gate never ends the
             // client's side while it relays, so a hang-up is no orderly end.
-            let broken = source
-                .as_ref()
-                .is_some_and(|side| side.ended & (ready::HANG_UP | ready::ERROR) != 0);
+            let broken = source.as_ref().is_some_and(|side| side.is_broken());
             let unread = if broken && direction == Direction::ToBackend {
                 Turn::SourceLost
             } else {
                 Turn::Waits
             };
-            if pipe.finished {
+            if flow.finished {
                 return unread;
             }
-            match pipe.flush(sink) {
-                Some(true) => {}
-                Some(false) => return unread,
-                None => return Turn::SinkLost,
+            match flow.flush(&mut self.machine, sink) {
+                Flushed::Empty => {}
+                Flushed::Blocked => return unread,
+                Flushed::Lost => return Turn::SinkLost,
             }
-            if pipe.source_ended {
+            if flow.source_ended {
                 return Turn::Ended;
             }
             let Some(source) = source else {
                 return Turn::Waits;
             };
-            let count = match source.receive(hot) {
+            if flow.is_piped() {
+                moves += 1;
+                let filled = flow.fill(&mut self.machine, source, PIPE_BYTES);
+                if let Some(turn) = self.moved(id, direction, filled, now) {
+                    return turn;
+                }
+                continue;
+            }
+            reads += 1;
+            let count = match source.receive(&mut self.machine, hot) {
                 Received::Data(count) => count,
                 Received::Blocked => return Turn::Waits,
                 Received::Ended => {
-                    pipe.source_ended = true;
+                    flow.source_ended = true;
                     return Turn::Ended;
                 }
                 Received::Lost => return Turn::SourceLost,
             };
-            let bytes = &hot[..count];
-            if watched {
-                self.feed(id, Input::BackendData(bytes), now);
-            }
-            let connection = &mut self.connections[id as usize];
-            connection.active = now;
-            let (pipe, _, sink) = connection.direction(direction);
-            let dropped = pipe.drops;
-            let passed = pipe.pass(sink, bytes);
-            if !dropped {
-                self.stats.relayed(direction, count as u64);
-            }
-            if passed.is_none() {
+            let full = count == hot.len();
+            if !self.copied(id, direction, &hot[..count], full, now) {
                 return Turn::SinkLost;
             }
         }
         Turn::More
+    }
+
+    /// Passes on what was read. Returns whether the receiver is there.
+    fn copied(
+        &mut self,
+        id: u32,
+        direction: Direction,
+        bytes: &[u8],
+        full: bool,
+        now: Instant,
+    ) -> bool {
+        let connection = &mut self.connections[id as usize];
+        let watched = direction == Direction::ToClient && connection.session.watches_backend();
+        if watched {
+            self.feed(id, Input::BackendData(bytes), now);
+        }
+        let connection = &mut self.connections[id as usize];
+        connection.active = now;
+        let (flow, _, sink) = connection.direction(direction);
+        let dropped = flow.drops;
+        let passed = flow.pass(&mut self.machine, sink, bytes);
+        if flow.wants_pipe(full && !watched)
+            && let Some(pipe) = self.pipes.take(&mut self.machine)
+        {
+            flow.take_pipe(pipe);
+        }
+        if !dropped {
+            self.stats.relayed(direction, bytes.len() as u64);
+        }
+        passed.is_some()
+    }
+
+    /// Notes what came of a move into a pipe; some of it ends the turn. What is
+    /// in the pipe leaves it at the next flush.
+    fn moved(
+        &mut self,
+        id: u32,
+        direction: Direction,
+        filled: Filled,
+        now: Instant,
+    ) -> Option<Turn> {
+        let connection = &mut self.connections[id as usize];
+        let (flow, ..) = connection.direction(direction);
+        let turn = match filled {
+            Filled::Data(count) => {
+                connection.active = now;
+                self.stats.relayed(direction, count as u64);
+                return None;
+            }
+            Filled::Blocked => Turn::Waits,
+            Filled::Ended => {
+                flow.source_ended = true;
+                Turn::Ended
+            }
+            Filled::Lost => Turn::SourceLost,
+        };
+        self.pipes.take_back(flow.give_pipe());
+        Some(turn)
     }
 
     /// Tells the session what came to an end.
@@ -178,11 +229,11 @@ impl Worker {
             (Direction::ToBackend, Turn::SinkLost) => {
                 // What the backend said last may still be on its way to the
                 // client; only the client's bytes have nowhere to go.
-                connection.up.drops = true;
+                self.pipes.take_back(connection.up.drop_all());
                 connection.backend_broke = connection
                     .backend
                     .as_ref()
-                    .is_some_and(|backend| backend.ended & ready::PEER_ENDED == 0);
+                    .is_some_and(|backend| !backend.peer_ended());
                 return self.enqueue(id);
             }
             (Direction::ToBackend, Turn::Ended) => {
@@ -210,7 +261,7 @@ impl Worker {
         let mut last = Received::Blocked;
         for _ in 0..READS_PER_TURN {
             if let Some(client) = &mut self.connections[id as usize].client {
-                last = client.receive(&mut hot);
+                last = client.receive(&mut self.machine, &mut hot);
             }
             if !matches!(last, Received::Data(_)) {
                 break;

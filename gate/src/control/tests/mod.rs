@@ -13,7 +13,7 @@ use super::api::{Connections, LimitChange};
 use super::limited::{self, Limited, Scope, Watch};
 use super::{connections, limits};
 use crate::config::Config;
-use crate::ledger::{Applicant, Entry, Ledger, NameCache};
+use crate::ledger::{Applicant, Entry, Ledger, NameCache, Step};
 use crate::session::outcome::Reason;
 use crate::state::{KernelState, ListenerInfo, State};
 use crate::stats::Stats;
@@ -61,16 +61,16 @@ impl Fixture {
 
     /// A connection that asks for admission, and stays if it gets it.
     pub fn admit(&mut self, user: &[u8], database: &[u8]) -> Result<(), Reason> {
-        let (entry, client) = self.accept();
+        let (entry, _client) = self.accept();
         let who = Applicant {
             user,
             database: Some(database),
             backend: b"default",
         };
-        let admitted = self
-            .state
-            .ledger
-            .admit(&mut self.names, client.as_fd(), &entry, &who);
+        let step = self.state.ledger.admit(&mut self.names, &entry, &who);
+        let Step::Decided(admitted) = step else {
+            panic!("the local ledger asks nobody");
+        };
         match admitted {
             Ok(()) => self.held.push(entry),
             Err(_) => self.state.ledger.closed(entry),
