@@ -17,6 +17,32 @@ pub struct Seen {
     pub ready: bool,
 }
 
+/// What names a backend in a CancelRequest: its process id and key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BackendKey {
+    /// Of protocol 3.0: a key of 4 bytes. Without memory of its own, for every
+    /// idle session keeps one.
+    Short([u8; 8]),
+    /// Of protocol 3.2: up to 256 bytes.
+    Long(Box<[u8]>),
+}
+
+impl BackendKey {
+    /// A CancelRequest for this backend.
+    #[must_use]
+    pub fn cancel_request(&self) -> Vec<u8> {
+        let key: &[u8] = match self {
+            Self::Short(key) => key,
+            Self::Long(key) => key,
+        };
+        let mut packet = Vec::with_capacity(key.len() + 8);
+        packet.extend_from_slice(&(key.len() as u32 + 8).to_be_bytes());
+        packet.extend_from_slice(&(1234_u32 << 16 | 5678).to_be_bytes());
+        packet.extend_from_slice(key);
+        packet
+    }
+}
+
 /// Follows the framing of the backend's messages up to ReadyForQuery.
 #[derive(Clone, Debug, Default)]
 pub struct LoginScanner {
@@ -43,17 +69,16 @@ impl LoginScanner {
         self.seen
     }
 
-    /// A CancelRequest for this backend, if it said its key.
+    /// What names this backend in a CancelRequest, if it said so.
     #[must_use]
-    pub fn cancel_request(&self) -> Option<Vec<u8>> {
-        if self.key_data.len() < 8 {
-            return None;
+    pub fn key(&self) -> Option<BackendKey> {
+        match self.key_data.as_slice() {
+            short if short.len() < 8 => None,
+            key => Some(match key.try_into() {
+                Ok(short) => BackendKey::Short(short),
+                Err(_) => BackendKey::Long(key.into()),
+            }),
         }
-        let mut packet = Vec::with_capacity(self.key_data.len() + 8);
-        packet.extend_from_slice(&(self.key_data.len() as u32 + 8).to_be_bytes());
-        packet.extend_from_slice(&(1234_u32 << 16 | 5678).to_be_bytes());
-        packet.extend_from_slice(&self.key_data);
-        Some(packet)
     }
 
     fn take_head<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
@@ -150,7 +175,9 @@ mod tests {
                 }
                 let seen = scanner.scan(&[]);
                 assert!(seen.authenticated && seen.ready && !seen.error);
-                let cancel = scanner.cancel_request().unwrap();
+                let found = scanner.key().unwrap();
+                assert_eq!(matches!(found, BackendKey::Short(_)), key_length == 4);
+                let cancel = found.cancel_request();
                 assert_eq!(cancel.len(), 12 + key_length);
                 assert_eq!(cancel[..4], (12 + key_length as u32).to_be_bytes());
                 assert_eq!(cancel[4..8], [0x04, 0xd2, 0x16, 0x2e]);
@@ -165,7 +192,7 @@ mod tests {
         let mut scanner = LoginScanner::default();
         let seen = scanner.scan(&message(b'E', b"SFATAL\0C53300\0\0"));
         assert!(seen.error && !seen.ready && !seen.authenticated);
-        assert_eq!(scanner.cancel_request(), None);
+        assert_eq!(scanner.key(), None);
     }
 
     #[test]

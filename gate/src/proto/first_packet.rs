@@ -76,7 +76,7 @@ pub enum Invalid {
 }
 
 /// Whom a StartupMessage names, as PostgreSQL would take it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
     /// Cut to 63 bytes.
     pub user: Vec<u8>,

@@ -4,6 +4,7 @@
 //! in order before the next input. Bytes that are relayed never pass through
 //! here: the worker moves them, and tells what came to an end.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::outcome::{CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure};
@@ -46,7 +47,7 @@ pub enum Action {
     /// Send one byte to the client.
     Reply(u8),
     /// Ask the ledger for this identity's slots, and feed the answer.
-    Admit(Identity),
+    Admit(Arc<Identity>),
     /// Connect to the backend of [`super::Session::identity`]. Read nothing from
     /// the client meanwhile, but watch it.
     Dial,

@@ -1,31 +1,43 @@
 //! The session machine.
 
+use std::sync::Arc;
+
 use super::event::{Action, Count, Deadlines, Input, LINGER, OVER_STARTUP};
 use super::outcome::{CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure};
-use crate::proto::backend::LoginScanner;
+use crate::proto::backend::{BackendKey, LoginScanner};
 use crate::proto::first_packet::{self, FirstPacket, Identity, Invalid, Negotiated};
 use crate::proto::refusal::Refusal;
 
 /// Answer to SSLRequest and GSSENCRequest: not here.
 const NOT_SUPPORTED: u8 = b'N';
 
-/// See the module.
+/// See the module. Small, for an idle one stays as it is: what only the
+/// beginning needs is given up at its end.
 #[derive(Debug)]
 pub struct Session {
     phase: Phase,
-    deadlines: Deadlines,
     /// Refused whatever it says.
     doomed: Option<Reason>,
-    /// The startup packet so far, with what came behind it.
-    first: Vec<u8>,
-    negotiated: Negotiated,
-    identity: Option<Identity>,
-    login: LoginScanner,
     /// The backend has sent at least one byte, which went to the client.
     backend_spoke: bool,
     client_ended: bool,
     /// Why [`Phase::Abandoned`] was entered.
     abandoned: CloseReason,
+    deadlines: Arc<Deadlines>,
+    identity: Option<Arc<Identity>>,
+    /// None once the login is over.
+    opening: Option<Box<Opening>>,
+    /// Of the backend, once the login is over.
+    key: Option<BackendKey>,
+}
+
+/// What a session needs until its login is over.
+#[derive(Debug, Default)]
+struct Opening {
+    /// The startup packet so far, with what came behind it.
+    first: Vec<u8>,
+    negotiated: Negotiated,
+    login: LoginScanner,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,27 +68,30 @@ impl Session {
     /// A session of a client that has just been accepted. With `doomed` it is
     /// refused for that reason once it has said who it is.
     #[must_use]
-    pub fn new(deadlines: Deadlines, doomed: Option<Reason>) -> Self {
+    pub fn new(deadlines: impl Into<Arc<Deadlines>>, doomed: Option<Reason>) -> Self {
         Self {
             phase: Phase::Startup,
-            deadlines,
             doomed,
-            first: Vec::new(),
-            negotiated: Negotiated::default(),
-            identity: None,
-            login: LoginScanner::default(),
             backend_spoke: false,
             client_ended: false,
             abandoned: CloseReason::ClientReset,
+            deadlines: deadlines.into(),
+            identity: None,
+            opening: Some(Box::default()),
+            key: None,
         }
     }
 
     /// A session without a client that hands a CancelRequest to the backend.
     #[must_use]
-    pub fn cancel(deadlines: Deadlines, packet: Vec<u8>) -> Self {
+    pub fn cancel(deadlines: impl Into<Arc<Deadlines>>, packet: Vec<u8>) -> Self {
+        let opening = Opening {
+            first: packet,
+            ..Opening::default()
+        };
         Self {
             phase: Phase::CancelDialing,
-            first: packet,
+            opening: Some(Box::new(opening)),
             client_ended: true,
             ..Self::new(deadlines, None)
         }
@@ -121,14 +136,22 @@ impl Session {
 
     /// Whom the startup packet named.
     #[must_use]
-    pub fn identity(&self) -> Option<&Identity> {
+    pub fn identity(&self) -> Option<&Arc<Identity>> {
         self.identity.as_ref()
+    }
+
+    /// Shares the memory of an equal identity with other sessions.
+    pub fn share_identity(&mut self, shared: Arc<Identity>) {
+        if self.identity.as_ref() == Some(&shared) {
+            self.identity = Some(shared);
+        }
     }
 
     /// The CancelRequest that is to be dialled for.
     #[must_use]
     pub fn cancel_packet(&self) -> Option<Vec<u8>> {
-        (self.phase == Phase::CancelDialing).then(|| self.first.clone())
+        let opening = self.opening.as_ref()?;
+        (self.phase == Phase::CancelDialing).then(|| opening.first.clone())
     }
 
     /// One step. `out` receives what is to be done, in order.
@@ -145,10 +168,18 @@ impl Session {
         }
     }
 
+    fn opening(&mut self) -> &mut Opening {
+        self.opening.get_or_insert_default()
+    }
+
+    fn take_first(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.opening().first)
+    }
+
     fn in_startup(&mut self, input: Input<'_>, out: &mut Vec<Action>) {
         let count = match input {
             Input::ClientData(bytes) => {
-                self.first.extend_from_slice(bytes);
+                self.opening().first.extend_from_slice(bytes);
                 return self.read_first(out);
             }
             Input::ClientEnded | Input::ClientLost => {
@@ -165,22 +196,23 @@ impl Session {
     /// Reads as many first packets as have come.
     fn read_first(&mut self, out: &mut Vec<Action>) {
         loop {
-            match first_packet::parse(&self.first, self.negotiated) {
+            let opening = self.opening();
+            match first_packet::parse(&opening.first, opening.negotiated) {
                 FirstPacket::Incomplete => return,
                 FirstPacket::SslRequest { length } => {
-                    self.negotiated.ssl = true;
+                    opening.negotiated.ssl = true;
                     if !self.decline(length, Refusal::UnencryptedAfterSsl, out) {
                         return;
                     }
                 }
                 FirstPacket::GssencRequest { length } => {
-                    self.negotiated.gssenc = true;
+                    opening.negotiated.gssenc = true;
                     if !self.decline(length, Refusal::UnencryptedAfterGssenc, out) {
                         return;
                     }
                 }
                 FirstPacket::Cancel { length } => {
-                    self.first.truncate(length);
+                    opening.first.truncate(length);
                     self.phase = Phase::CancelDialing;
                     out.push(Action::Deadline(Some(self.deadlines.cancel)));
                     return out.push(Action::Dial);
@@ -205,18 +237,20 @@ impl Session {
     /// packet. Returns whether the session goes on.
     fn decline(&mut self, length: usize, injected: Refusal, out: &mut Vec<Action>) -> bool {
         out.push(Action::Reply(NOT_SUPPORTED));
-        if self.first.len() > length {
+        let first = &mut self.opening().first;
+        if first.len() > length {
             out.push(Action::Count(Count::StartupFailed(
                 StartupFailure::BadStartup,
             )));
             self.refuse(injected, out);
             return false;
         }
-        self.first.clear();
+        first.clear();
         true
     }
 
     fn ask(&mut self, who: Identity, out: &mut Vec<Action>) {
+        let who = Arc::new(who);
         self.identity = Some(who.clone());
         if let Some(reason) = self.doomed {
             return self.reject(reason, out);
@@ -242,7 +276,7 @@ impl Session {
             Input::Connected => {
                 self.phase = Phase::Login;
                 out.push(Action::Deadline(Some(self.deadlines.auth)));
-                return out.push(Action::Relay(std::mem::take(&mut self.first)));
+                return out.push(Action::Relay(self.take_first()));
             }
             Input::ConnectFailed(failure) => failure,
             Input::DeadlinePassed => ConnectFailure::Timeout,
@@ -334,7 +368,10 @@ impl Session {
 
     fn watch_login(&mut self, bytes: &[u8], out: &mut Vec<Action>) {
         self.backend_spoke = true;
-        if self.login.scan(bytes).ready {
+        let login = &mut self.opening().login;
+        if login.scan(bytes).ready {
+            self.key = login.key();
+            self.opening = None;
             self.phase = Phase::Relay;
             let idle = self.deadlines.idle;
             let idle = (!idle.is_zero() && !self.client_ended).then_some(idle);
@@ -349,8 +386,10 @@ impl Session {
         self.phase = Phase::Abandoned;
         self.abandoned = reason;
         out.push(Action::DropBackendData);
-        if let Some(packet) = self.login.cancel_request() {
-            out.push(Action::CancelQuery(packet));
+        let opening = self.opening.take();
+        let of_login = || opening.and_then(|opening| opening.login.key());
+        if let Some(key) = self.key.take().or_else(of_login) {
+            out.push(Action::CancelQuery(key.cancel_request()));
         }
         if !self.client_ended {
             self.client_ended = true;
@@ -373,7 +412,7 @@ impl Session {
         let outcome = match input {
             Input::Connected if self.phase == Phase::CancelDialing => {
                 self.phase = Phase::Cancelling;
-                return out.push(Action::Relay(std::mem::take(&mut self.first)));
+                return out.push(Action::Relay(self.take_first()));
             }
             // The backend's connection survives its client here: the request
             // is on its way, and the client may rightly not wait for the end.
@@ -403,7 +442,7 @@ impl Session {
     /// Refuses for a limit or for the drain.
     fn reject(&mut self, reason: Reason, out: &mut Vec<Action>) {
         out.push(Action::Count(Count::Rejected(reason)));
-        let refusal = match (reason, &self.identity) {
+        let refusal = match (reason, self.identity.as_deref()) {
             (Reason::User, Some(who)) => Refusal::TooManyForRole(who.user.clone()),
             (
                 Reason::Database,
@@ -419,7 +458,7 @@ impl Session {
     }
 
     fn refuse(&mut self, refusal: Refusal, out: &mut Vec<Action>) {
-        self.first = Vec::new();
+        self.opening = None;
         out.push(Action::Refuse(refusal));
         self.linger(out);
     }

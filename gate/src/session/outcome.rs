@@ -31,7 +31,7 @@ macro_rules! outcomes {
     ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $label:literal,)* }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[repr(usize)]
+        #[repr(u8)]
         pub enum $name { $($(#[$vdoc])* $variant,)* }
 
         impl $name {

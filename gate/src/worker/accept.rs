@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -126,7 +127,7 @@ impl<M: Machine> Worker<M> {
             Standing::Counted if self.phase >= Phase::Draining => Some(Reason::Draining),
             Standing::Counted => None,
         };
-        let session = Session::new(self.deadlines, doomed);
+        let session = Session::new(Arc::clone(&self.deadlines), doomed);
         let mut connection = Connection::new(session, listener as u16, now);
         connection.entry = Some(entry);
         connection.client = Some(Side::new(socket));

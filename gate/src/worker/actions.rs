@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Worker;
@@ -16,6 +17,8 @@ use crate::session::event::{Action, Count, Input};
 use crate::session::outcome::{ConnectFailure, Reason};
 use gate_common::errno::AdmitErrno;
 
+/// Identities that a worker shares among its sessions; past it, it starts anew.
+const IDENTITIES_MAX: usize = 4096;
 /// How long a dial that found no descriptor rests.
 const REDIAL: Duration = Duration::from_millis(5);
 
@@ -55,7 +58,7 @@ impl<M: Machine> Worker<M> {
             let action = std::mem::replace(&mut actions[next], Action::DropBackendData);
             next += 1;
             if let Action::Admit(who) = action {
-                if let Some(verdict) = self.admit(id, &who, now) {
+                if let Some(verdict) = self.admit(id, &who) {
                     self.connections[id as usize]
                         .session
                         .handle(Input::Admission(verdict), &mut actions);
@@ -155,7 +158,7 @@ impl<M: Machine> Worker<M> {
     }
 
     /// Asks the ledger. `None`: the kernel's answer comes with its completion.
-    fn admit(&mut self, id: u32, who: &Identity, now: Instant) -> Option<Result<(), Reason>> {
+    fn admit(&mut self, id: u32, who: &Identity) -> Option<Result<(), Reason>> {
         self.pending.remove(id);
         let connection = &mut self.connections[id as usize];
         connection.pending = false;
@@ -165,7 +168,6 @@ impl<M: Machine> Worker<M> {
             Some(database) => self.config.databases.get(database).copied().unwrap_or(0) as u16,
             None => 0,
         };
-        connection.dialled = now;
         self.ask(id, who)
     }
 
@@ -249,7 +251,17 @@ impl<M: Machine> Worker<M> {
         self.has_spoken(id);
         let connection = &mut self.connections[id as usize];
         connection.mode = Mode::Dialing;
-        if connection.session.identity().is_none() {
+        if let Some(who) = connection.session.identity() {
+            // Many sessions are of one user and one database.
+            if let Some(shared) = self.identities.get(who) {
+                connection.session.share_identity(Arc::clone(shared));
+            } else {
+                if self.identities.len() >= IDENTITIES_MAX {
+                    self.identities.clear();
+                }
+                self.identities.insert(Arc::clone(who));
+            }
+        } else {
             if connection.client.is_some() {
                 self.cancel_elsewhere(id, now);
             }
@@ -265,7 +277,7 @@ impl<M: Machine> Worker<M> {
     fn connect_backend(&mut self, id: u32, now: Instant) {
         let connection = &mut self.connections[id as usize];
         // Not the round's clock: a connect on loopback is over before the next.
-        connection.dialled = self.machine.now();
+        connection.active = self.machine.now();
         let backend = &self.config.backends[usize::from(connection.backend_index)];
         match self.machine.connect(backend, 0) {
             Ok(socket) => {
@@ -313,7 +325,7 @@ impl<M: Machine> Worker<M> {
 
     /// Sends a CancelRequest over a connection of gate's own.
     fn cancel_query(&mut self, packet: Vec<u8>, backend: u16, now: Instant) {
-        let session = Session::cancel(self.deadlines, packet);
+        let session = Session::cancel(Arc::clone(&self.deadlines), packet);
         let mut connection = Connection::new(session, 0, now);
         connection.backend_index = backend;
         let id = self.insert(connection);

@@ -172,10 +172,13 @@ pub struct Connection<M: Machine> {
     pub down: Flow<M::Pipe>,
     /// The deadline in force, as the timers know it.
     pub deadline: Option<Instant>,
-    /// When bytes last went either way; the beginning at first.
+    /// When it was accepted.
+    pub born: Instant,
+    /// When something last happened: it was accepted, its backend was dialled,
+    /// bytes went either way.
     pub active: Instant,
-    /// When the backend was dialled.
-    pub dialled: Instant,
+    /// Bytes passed on, by [`Direction`].
+    pub relayed: [u64; 2],
     /// The listener's place in the configuration.
     pub listener: u16,
     /// The backend's place in the configuration.
@@ -226,8 +229,9 @@ impl<M: Machine> Connection<M> {
             up: Flow::default(),
             down: Flow::default(),
             deadline: None,
+            born: now,
             active: now,
-            dialled: now,
+            relayed: [0; 2],
             listener,
             backend_index: 0,
             mode: Mode::Startup,
@@ -263,6 +267,12 @@ impl<M: Machine> Connection<M> {
         }
     }
 
+    /// Notes bytes that were passed on.
+    pub fn passed(&mut self, direction: Direction, bytes: usize, now: Instant) {
+        self.active = now;
+        self.relayed[direction as usize] += bytes as u64;
+    }
+
     /// Whether every operation has come to its end, so that all may be closed.
     pub fn is_quiet(&self) -> bool {
         let quiet = |side: &Option<Side<M::Socket>>| {
@@ -270,5 +280,20 @@ impl<M: Machine> Connection<M> {
                 .is_none_or(|side| side.poll == PollState::Idle)
         };
         quiet(&self.client) && quiet(&self.backend) && !self.admitting
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Linux;
+    use super::*;
+
+    /// docs/performance.md promises what an idle session costs: its place in the
+    /// worker's table is most of that.
+    #[test]
+    fn an_idle_session_is_small() {
+        assert!(size_of::<Session>() <= 56, "{}", size_of::<Session>());
+        let size = size_of::<Connection<Linux>>();
+        assert!(size <= 248, "{size} bytes");
     }
 }

@@ -20,10 +20,27 @@ const FULL_READS: u8 = 2;
 enum Held<P> {
     /// Nothing: the idle state, without memory.
     Nothing,
-    /// Bytes, of which so many are sent.
-    Bytes(Vec<u8>, usize),
+    /// Bytes.
+    Bytes(Box<Spill>),
     /// So many bytes in a pipe; none while it moves on.
-    Piped(P, usize),
+    Piped(P, u32),
+}
+
+/// Bytes of which the first so many are sent.
+#[derive(Debug)]
+struct Spill {
+    bytes: Vec<u8>,
+    sent: usize,
+}
+
+impl<P> Held<P> {
+    fn bytes(bytes: Vec<u8>) -> Self {
+        if bytes.is_empty() {
+            Self::Nothing
+        } else {
+            Self::Bytes(Box::new(Spill { bytes, sent: 0 }))
+        }
+    }
 }
 
 /// What became of what was held.
@@ -79,11 +96,7 @@ impl<P> Flow<P> {
     /// A flow that first sends `bytes`.
     pub fn starting_with(bytes: Vec<u8>) -> Self {
         Self {
-            held: if bytes.is_empty() {
-                Held::Nothing
-            } else {
-                Held::Bytes(bytes, 0)
-            },
+            held: Held::bytes(bytes),
             ..Self::default()
         }
     }
@@ -97,8 +110,8 @@ impl<P> Flow<P> {
     pub fn held(&self) -> usize {
         match &self.held {
             Held::Nothing => 0,
-            Held::Bytes(bytes, sent) => bytes.len() - sent,
-            Held::Piped(_, filled) => *filled,
+            Held::Bytes(spill) => spill.bytes.len() - spill.sent,
+            Held::Piped(_, filled) => *filled as usize,
         }
     }
 
@@ -114,12 +127,13 @@ impl<P> Flow<P> {
                 Flushed::Empty
             }
             Held::Nothing | Held::Piped(_, 0) => Flushed::Empty,
-            Held::Bytes(bytes, sent) => {
-                let Some(count) = sink.and_then(|sink| sink.send(machine, &bytes[*sent..])) else {
+            Held::Bytes(spill) => {
+                let left = &spill.bytes[spill.sent..];
+                let Some(count) = sink.and_then(|sink| sink.send(machine, left)) else {
                     return Flushed::Lost;
                 };
-                *sent += count;
-                if *sent < bytes.len() {
+                spill.sent += count;
+                if spill.sent < spill.bytes.len() {
                     return Flushed::Blocked;
                 }
                 // Gives the memory back: an idle session holds no buffer.
@@ -131,11 +145,11 @@ impl<P> Flow<P> {
                     return Flushed::Lost;
                 };
                 while *filled > 0 {
-                    match machine.drain(pipe, &sink.socket, *filled) {
+                    match machine.drain(pipe, &sink.socket, *filled as usize) {
                         // Cannot be with bytes in the pipe; if it is, it is
                         // not to be tried for ever.
                         Ok(0) => return Flushed::Lost,
-                        Ok(count) => *filled -= count,
+                        Ok(count) => *filled -= (count as u32).min(*filled),
                         Err(error) => match error.kind() {
                             io::ErrorKind::Interrupted => {}
                             io::ErrorKind::WouldBlock => return Flushed::Blocked,
@@ -160,9 +174,7 @@ impl<P> Flow<P> {
             return Some(());
         }
         let sent = sink?.send(machine, bytes)?;
-        if sent < bytes.len() {
-            self.held = Held::Bytes(bytes[sent..].to_vec(), 0);
-        }
+        self.held = Held::bytes(bytes[sent..].to_vec());
         Some(())
     }
 
@@ -217,7 +229,7 @@ impl<P> Flow<P> {
             return match machine.fill(&source.socket, pipe, bytes) {
                 Ok(0) => Filled::Ended,
                 Ok(count) => {
-                    *filled += count;
+                    *filled += count as u32;
                     Filled::Data(count)
                 }
                 Err(error) => match error.kind() {

@@ -25,7 +25,7 @@ mod timers;
 pub use linux::Linux;
 pub use machine::{Completion, Event, Key, Kind, Machine, Submitted, Watch, ready};
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -37,6 +37,7 @@ use slab::Slab;
 use crate::admission::PendingSet;
 use crate::config::Config;
 use crate::ledger::NameCache;
+use crate::proto::first_packet::Identity;
 use crate::session::event::{Action, Deadlines, Input};
 use crate::session::outcome::Reason;
 use crate::state::{Phase, State};
@@ -84,7 +85,7 @@ pub struct Worker<M: Machine> {
     state: Arc<State>,
     stats: Arc<Stats>,
     config: Arc<Config>,
-    deadlines: Deadlines,
+    deadlines: Arc<Deadlines>,
     phase: Phase,
     listeners: Vec<Listening<M::Listener>>,
     connections: Slab<Connection<M>>,
@@ -94,6 +95,8 @@ pub struct Worker<M: Machine> {
     timers: Timers,
     pending: PendingSet,
     names: NameCache,
+    /// Identities of sessions, to be shared.
+    identities: HashSet<Arc<Identity>>,
     /// Connections with work left over.
     runnable: VecDeque<u32>,
     /// Connections that may be closed.
@@ -141,7 +144,7 @@ impl<M: Machine> Worker<M> {
             id,
             machine,
             stats: Arc::clone(&state.stats[id]),
-            deadlines: deadlines(&config),
+            deadlines: Arc::new(deadlines(&config)),
             config,
             phase: Phase::Starting,
             listeners,
@@ -152,6 +155,7 @@ impl<M: Machine> Worker<M> {
             timers: Timers::new(now),
             pending: PendingSet::default(),
             names: NameCache::default(),
+            identities: HashSet::new(),
             runnable: VecDeque::new(),
             finished: Vec::new(),
             actions: Vec::new(),
@@ -369,7 +373,7 @@ impl<M: Machine> Worker<M> {
     /// Sees what the control plane changed.
     fn refresh(&mut self, now: Instant) {
         self.config = self.state.config();
-        self.deadlines = deadlines(&self.config);
+        self.deadlines = Arc::new(deadlines(&self.config));
         let phase = self.state.phase();
         if phase == self.phase {
             return;

@@ -78,7 +78,7 @@ impl<M: Machine> Worker<M> {
         };
         match self.machine.connected(&backend.socket) {
             Ok(true) => {
-                let since = connection.dialled;
+                let since = connection.active;
                 let took = self.machine.now().saturating_duration_since(since);
                 self.stats.backend_connect_took(took);
                 self.feed(id, Input::Connected, now);
@@ -178,7 +178,6 @@ impl<M: Machine> Worker<M> {
             self.feed(id, Input::BackendData(bytes), now);
         }
         let connection = &mut self.connections[id as usize];
-        connection.active = now;
         let (flow, _, sink) = connection.direction(direction);
         let dropped = flow.drops;
         let passed = flow.pass(&mut self.machine, sink, bytes);
@@ -188,6 +187,7 @@ impl<M: Machine> Worker<M> {
             flow.take_pipe(pipe);
         }
         if !dropped {
+            connection.passed(direction, bytes.len(), now);
             self.stats.relayed(direction, bytes.len() as u64);
         }
         passed.is_some()
@@ -206,7 +206,7 @@ impl<M: Machine> Worker<M> {
         let (flow, ..) = connection.direction(direction);
         let turn = match filled {
             Filled::Data(count) => {
-                connection.active = now;
+                connection.passed(direction, count, now);
                 self.stats.relayed(direction, count as u64);
                 return None;
             }
