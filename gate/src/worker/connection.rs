@@ -69,6 +69,26 @@ pub enum Received {
     Lost,
 }
 
+/// Why a socket takes nothing any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gone {
+    /// Its peer had ended before the connection did: all its bytes can be read.
+    Ended,
+    /// The connection broke.
+    Broken,
+}
+
+impl Gone {
+    /// What a failed send says. An RST that comes after FIN is EPIPE
+    /// (`tcp_reset`); a poll's bits are the same for both.
+    pub fn of(error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self::Ended,
+            _ => Self::Broken,
+        }
+    }
+}
+
 impl<S> Side<S> {
     /// A side whose socket may have bytes already.
     pub fn new(socket: S) -> Self {
@@ -139,15 +159,19 @@ impl<S> Side<S> {
         }
     }
 
-    /// Writes as much as the socket takes; `None` if the connection broke.
-    pub fn send<M: Machine<Socket = S>>(&self, machine: &mut M, bytes: &[u8]) -> Option<usize> {
+    /// Writes as much as the socket takes.
+    pub fn send<M: Machine<Socket = S>>(
+        &self,
+        machine: &mut M,
+        bytes: &[u8],
+    ) -> Result<usize, Gone> {
         loop {
             match machine.send(&self.socket, bytes, false) {
-                Ok(count) => return Some(count),
+                Ok(count) => return Ok(count),
                 Err(error) => match error.kind() {
                     io::ErrorKind::Interrupted => {}
-                    io::ErrorKind::WouldBlock => return Some(0),
-                    _ => return None,
+                    io::ErrorKind::WouldBlock => return Ok(0),
+                    _ => return Err(Gone::of(&error)),
                 },
             }
         }

@@ -8,7 +8,7 @@
 
 use std::io;
 
-use super::connection::Side;
+use super::connection::{Gone, Side};
 use super::machine::Machine;
 
 /// Full reads in a row after which a direction is spliced. One is a message of
@@ -50,8 +50,8 @@ pub enum Flushed {
     Empty,
     /// The receiver takes no more for now.
     Blocked,
-    /// The receiver's connection broke.
-    Lost,
+    /// The receiver takes nothing any more.
+    Lost(Gone),
 }
 
 /// What a move into the pipe brought.
@@ -129,10 +129,13 @@ impl<P> Flow<P> {
             Held::Nothing | Held::Piped(_, 0) => Flushed::Empty,
             Held::Bytes(spill) => {
                 let left = &spill.bytes[spill.sent..];
-                let Some(count) = sink.and_then(|sink| sink.send(machine, left)) else {
-                    return Flushed::Lost;
+                let Some(sink) = sink else {
+                    return Flushed::Lost(Gone::Ended);
                 };
-                spill.sent += count;
+                match sink.send(machine, left) {
+                    Ok(count) => spill.sent += count,
+                    Err(gone) => return Flushed::Lost(gone),
+                }
                 if spill.sent < spill.bytes.len() {
                     return Flushed::Blocked;
                 }
@@ -142,18 +145,18 @@ impl<P> Flow<P> {
             }
             Held::Piped(pipe, filled) => {
                 let Some(sink) = sink else {
-                    return Flushed::Lost;
+                    return Flushed::Lost(Gone::Ended);
                 };
                 while *filled > 0 {
                     match machine.drain(pipe, &sink.socket, *filled as usize) {
                         // Cannot be with bytes in the pipe; if it is, it is
                         // not to be tried for ever.
-                        Ok(0) => return Flushed::Lost,
+                        Ok(0) => return Flushed::Lost(Gone::Broken),
                         Ok(count) => *filled -= (count as u32).min(*filled),
                         Err(error) => match error.kind() {
                             io::ErrorKind::Interrupted => {}
                             io::ErrorKind::WouldBlock => return Flushed::Blocked,
-                            _ => return Flushed::Lost,
+                            _ => return Flushed::Lost(Gone::of(&error)),
                         },
                     }
                 }
@@ -162,20 +165,20 @@ impl<P> Flow<P> {
         }
     }
 
-    /// Sends fresh bytes, and holds back what the receiver does not take.
-    /// Returns `None` if its connection broke. Call it with nothing held.
+    /// Sends fresh bytes, and holds back what the receiver does not take. Call it
+    /// with nothing held.
     pub fn pass<M: Machine<Pipe = P>>(
         &mut self,
         machine: &mut M,
         sink: Option<&Side<M::Socket>>,
         bytes: &[u8],
-    ) -> Option<()> {
+    ) -> Result<(), Gone> {
         if self.drops {
-            return Some(());
+            return Ok(());
         }
-        let sent = sink?.send(machine, bytes)?;
+        let sent = sink.ok_or(Gone::Ended)?.send(machine, bytes)?;
         self.held = Held::bytes(bytes[sent..].to_vec());
-        Some(())
+        Ok(())
     }
 
     /// Notes whether a read filled the whole buffer. Returns whether the flow

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::actions::connect_failure;
-use super::connection::{Mode, Received};
+use super::connection::{Gone, Mode, Received};
 use super::flow::{Filled, Flushed};
 use super::machine::Machine;
 use super::{PIPE_BYTES, Worker};
@@ -27,8 +27,8 @@ enum Turn {
     Ended,
     /// The sender's connection broke.
     SourceLost,
-    /// The receiver's connection broke.
-    SinkLost,
+    /// The receiver takes nothing any more.
+    SinkLost(Gone),
 }
 
 impl<M: Machine> Worker<M> {
@@ -129,7 +129,7 @@ impl<M: Machine> Worker<M> {
             match flow.flush(&mut self.machine, sink) {
                 Flushed::Empty => {}
                 Flushed::Blocked => return unread,
-                Flushed::Lost => return Turn::SinkLost,
+                Flushed::Lost(gone) => return Turn::SinkLost(gone),
             }
             if flow.source_ended {
                 return Turn::Ended;
@@ -156,14 +156,14 @@ impl<M: Machine> Worker<M> {
                 Received::Lost => return Turn::SourceLost,
             };
             let full = count == hot.len();
-            if !self.copied(id, direction, &hot[..count], full, now) {
-                return Turn::SinkLost;
+            if let Err(gone) = self.copied(id, direction, &hot[..count], full, now) {
+                return Turn::SinkLost(gone);
             }
         }
         Turn::More
     }
 
-    /// Passes on what was read. Returns whether the receiver is there.
+    /// Passes on what was read.
     fn copied(
         &mut self,
         id: u32,
@@ -171,7 +171,7 @@ impl<M: Machine> Worker<M> {
         bytes: &[u8],
         full: bool,
         now: Instant,
-    ) -> bool {
+    ) -> Result<(), Gone> {
         let connection = &mut self.connections[id as usize];
         let watched = direction == Direction::ToClient && connection.session.watches_backend();
         if watched {
@@ -190,7 +190,7 @@ impl<M: Machine> Worker<M> {
             connection.passed(direction, bytes.len(), now);
             self.stats.relayed(direction, bytes.len() as u64);
         }
-        passed.is_some()
+        passed
     }
 
     /// Notes what came of a move into a pipe; some of it ends the turn. What is
@@ -226,21 +226,18 @@ impl<M: Machine> Worker<M> {
         let connection = &mut self.connections[id as usize];
         let input = match (direction, turn) {
             (_, Turn::Waits | Turn::More) => return,
-            (Direction::ToBackend, Turn::SinkLost) => {
+            (Direction::ToBackend, Turn::SinkLost(gone)) => {
                 // What the backend said last may still be on its way to the
                 // client; only the client's bytes have nowhere to go.
                 self.pipes.take_back(connection.up.drop_all());
-                connection.backend_broke = connection
-                    .backend
-                    .as_ref()
-                    .is_some_and(|backend| !backend.peer_ended());
+                connection.backend_broke = gone == Gone::Broken;
                 return self.enqueue(id);
             }
             (Direction::ToBackend, Turn::Ended) => {
                 connection.up.finished = true;
                 Input::ClientEnded
             }
-            (Direction::ToBackend, Turn::SourceLost) | (Direction::ToClient, Turn::SinkLost) => {
+            (Direction::ToBackend, Turn::SourceLost) | (Direction::ToClient, Turn::SinkLost(_)) => {
                 Input::ClientLost
             }
             (Direction::ToClient, Turn::Ended) if !connection.backend_broke => {
