@@ -239,7 +239,8 @@ pub fn act(world: &mut World, number: usize) {
     }
     write(world, number, line);
     let kind = world.clients[number].kind;
-    if kind != Kind::NeverReader || world.random.one_in(12) {
+    let reads = kind != Kind::NeverReader || world.random.one_in(12);
+    if reads && !world.clients[number].saw_reset {
         read(world, number, line);
     }
     world.settle(line);

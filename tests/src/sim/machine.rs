@@ -112,7 +112,10 @@ impl Drop for SimPipe {
 
 impl std::fmt::Debug for SimSocket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "SimSocket({})", self.line)
+        match self.world.try_borrow() {
+            Ok(world) => write!(f, "{:?}", world.lines[self.line].role),
+            Err(_) => write!(f, "line {}", self.line),
+        }
     }
 }
 
@@ -249,28 +252,31 @@ impl Machine for SimMachine {
 
     fn receive(&mut self, socket: &SimSocket, buffer: &mut [u8]) -> io::Result<usize> {
         let world = &mut *self.world.borrow_mut();
+        let role = world.lines[socket.line].role;
         let outcome = world.lines[socket.line].tcp.ends[GATE].receive(buffer);
-        world.note(|| format!("{socket:?} receive {outcome:?}"));
+        world.note(|| format!("{role:?} receive {outcome:?}"));
         world.settle(socket.line);
         told(outcome)
     }
 
     fn send(&mut self, socket: &SimSocket, bytes: &[u8], _more: bool) -> io::Result<usize> {
         let world = &mut *self.world.borrow_mut();
+        let role = world.lines[socket.line].role;
         let limit = if world.fault() {
             world.random.up_to(bytes.len())
         } else {
             bytes.len()
         };
         let outcome = world.lines[socket.line].tcp.ends[GATE].send(bytes, limit);
-        world.note(|| format!("{socket:?} send {} {outcome:?}", bytes.len()));
+        world.note(|| format!("{role:?} send {} {outcome:?}", bytes.len()));
         world.settle(socket.line);
         told(outcome)
     }
 
     fn end(&mut self, socket: &SimSocket) {
         let world = &mut *self.world.borrow_mut();
-        world.note(|| format!("{socket:?} end"));
+        let role = world.lines[socket.line].role;
+        world.note(|| format!("{role:?} end"));
         oracle::gate_ends(world, socket.line);
         let now = world.now;
         world.lines[socket.line].tcp.ends[GATE].end(now);
@@ -300,6 +306,7 @@ impl Machine for SimMachine {
 
     fn fill(&mut self, source: &SimSocket, pipe: &SimPipe, bytes: usize) -> io::Result<usize> {
         let world = &mut *self.world.borrow_mut();
+        let role = world.lines[source.line].role;
         let mut held = pipe.bytes.borrow_mut();
         let room = pipe.bytes_max - held.len();
         let most = bytes.min(room).min(world.random.up_to(bytes));
@@ -312,13 +319,14 @@ impl Machine for SimMachine {
             held.extend(end.rx.drain(..count));
             world.spliced += count;
         }
-        world.note(|| format!("{source:?} fill {outcome:?}"));
+        world.note(|| format!("{role:?} fill {outcome:?}"));
         world.settle(source.line);
         told(outcome)
     }
 
     fn drain(&mut self, pipe: &SimPipe, sink: &SimSocket, bytes: usize) -> io::Result<usize> {
         let world = &mut *self.world.borrow_mut();
+        let role = world.lines[sink.line].role;
         let mut held = pipe.bytes.borrow_mut();
         assert!(bytes <= held.len(), "more than is in the pipe");
         let limit = world.random.up_to(bytes);
@@ -327,7 +335,7 @@ impl Machine for SimMachine {
         if let Ok(count) = outcome {
             end.tx.extend(held.drain(..count));
         }
-        world.note(|| format!("{sink:?} drain {outcome:?}"));
+        world.note(|| format!("{role:?} drain {outcome:?}"));
         world.settle(sink.line);
         told(outcome)
     }

@@ -257,6 +257,19 @@ impl World {
             self.random.up_to(self.plan.buffer_max)
         };
         let rst = self.lines[line].tcp.deliver(from, most);
+        self.note(|| {
+            let Line { tcp, role, .. } = &self.lines[line];
+            let [gate, peer] = &tcp.ends;
+            format!(
+                "{role:?}: at gate {} + {}, at the peer {} + {}, FINs {}{}",
+                gate.read_total,
+                gate.rx.len(),
+                peer.read_total,
+                peer.rx.len(),
+                u8::from(gate.fin_received),
+                u8::from(peer.fin_received)
+            )
+        });
         if let Some(Rst { to }) = rst {
             self.send_rst(line, to);
         }
