@@ -262,7 +262,8 @@ impl Machine for SimMachine {
     fn send(&mut self, socket: &SimSocket, bytes: &[u8], _more: bool) -> io::Result<usize> {
         let world = &mut *self.world.borrow_mut();
         let role = world.lines[socket.line].role;
-        let limit = if world.fault() {
+        // What fits into one segment is taken whole.
+        let limit = if bytes.len() > 512 && world.fault() {
             world.random.up_to(bytes.len())
         } else {
             bytes.len()

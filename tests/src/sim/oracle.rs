@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use gate::session::event::OVER_STARTUP;
 use gate::session::outcome::{CancelOutcome, CloseReason, Reason, StartupFailure};
 use gate::worker::Holdings;
 use gate_common::limit::Setting;
@@ -290,7 +291,7 @@ pub fn client_saw_reset(world: &World, number: usize) {
 /// Whether gate may end this client's connection without a word, before it has a session.
 fn ends_silently(world: &World, number: usize) -> bool {
     let client = &world.clients[number];
-    let startup = world.plan.config.timeouts.startup;
+    let startup = world.plan.config.timeouts.startup.min(OVER_STARTUP);
     let line = client.line.expect("it is connected");
     let left = world.lines[line].tcp.ends[PEER].fin_sent.is_some();
     let late = world.now + Duration::from_millis(50) >= client.came + startup;
