@@ -35,9 +35,7 @@ impl<M: Machine> Worker<M> {
     /// Arms every listener that is not.
     pub(super) fn arm_listeners(&mut self) -> io::Result<()> {
         self.accept_retry = None;
-        if !self.spare_lent {
-            self.machine.keep_spare();
-        }
+        self.keep_spare();
         for (index, listening) in self.listeners.iter_mut().enumerate() {
             if listening.paused {
                 let key = Key::new(Kind::Accept, index as u32, 0);
@@ -103,9 +101,16 @@ impl<M: Machine> Worker<M> {
                 self.spare_lent = true;
                 self.enter(listener, socket, false, true, now);
             }
-            Err(_) => {
-                self.machine.keep_spare();
-            }
+            Err(_) => self.keep_spare(),
+        }
+    }
+
+    /// Keeps a spare descriptor again. If none is to be had now, it is tried
+    /// again a little later, or the next to run out would find none.
+    pub(super) fn keep_spare(&mut self) {
+        if !self.spare_lent && !self.machine.keep_spare() {
+            let at = self.machine.now() + RETRY;
+            self.accept_retry.get_or_insert(at);
         }
     }
 

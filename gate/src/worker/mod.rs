@@ -422,7 +422,7 @@ impl<M: Machine> Worker<M> {
             }
             if connection.on_spare {
                 self.spare_lent = false;
-                self.machine.keep_spare();
+                self.keep_spare();
             }
         }
     }
