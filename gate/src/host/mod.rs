@@ -1,9 +1,11 @@
-//! What gate asks of the machine: wake-ups, locks, descriptors, CPUs.
+//! What gate asks of the machine: sockets, wake-ups, locks, descriptors, CPUs.
 
+mod dial;
 mod fds;
 mod lock;
 mod waker;
 
+pub use dial::{check_congestion_controls, connect, set_client_options};
 pub use fds::{
     FDS_PER_SESSION, FdBudget, POLITE_RESERVE, allowed_cpus, count_open_fds, pin_to_cpu,
     raise_fd_limit,

@@ -5,10 +5,11 @@ use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::Socket;
 
 use super::Worker;
 use super::connection::{Connection, Mode, Pipe, PollState, Side};
+use crate::host;
 use crate::ledger::Applicant;
 use crate::proto::first_packet::Identity;
 use crate::proto::refusal::Refusal;
@@ -223,7 +224,9 @@ impl Worker {
         // Not the round's clock: a connect on loopback is over before the next.
         connection.dialled = Instant::now();
         let backend = &self.config.backends[connection.backend_index];
-        match connect(backend.address) {
+        let mut order = self.state.backends.order(connection.backend_index);
+        let address = &backend.addresses[order.next().unwrap_or(0)];
+        match host::connect(address, &backend.tcp) {
             Ok(socket) => {
                 connection.backend = Some(Side::new(socket));
                 self.arm_or_close(id, Kind::Backend);
@@ -373,17 +376,6 @@ impl Worker {
             tracing::error!(%error, "a socket cannot be polled");
             self.close(id, true);
         }
-    }
-}
-
-/// A socket that is connecting.
-fn connect(address: std::net::SocketAddr) -> io::Result<Socket> {
-    let kind = Type::STREAM.nonblocking().cloexec();
-    let socket = Socket::new(Domain::for_address(address), kind, Some(Protocol::TCP))?;
-    socket.set_tcp_nodelay(true)?;
-    match socket.connect(&address.into()) {
-        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
-        _ => Ok(socket),
     }
 }
 

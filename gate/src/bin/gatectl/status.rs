@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gate::control::api::{Status, WorkerLoad};
+use gate::control::api::{BackendHealth, Status, WorkerLoad};
 
 use crate::connections::listener_table;
 use crate::output::{Output, Table, limit};
@@ -64,9 +64,32 @@ pub fn text(status: &Status) -> String {
         text += &format!("\n{}", listeners.render());
     }
     if let Some(process) = &status.process {
+        text += &backends(&process.backends);
         text += &workers(&process.worker_loads);
     }
     text
+}
+
+fn backends(backends: &[BackendHealth]) -> String {
+    let mut table = Table::new(["BACKEND", "ADDRESS", "STATE", "FOR", "CONNECTED", "FAILED"]);
+    for backend in backends {
+        for address in &backend.addresses {
+            let state = if address.up { "up" } else { "down" };
+            let lasted = Duration::from_secs(address.for_seconds);
+            table.row([
+                backend.backend.clone(),
+                address.address.clone(),
+                state.to_owned(),
+                humantime::format_duration(lasted).to_string(),
+                address.connected.to_string(),
+                address.failed.to_string(),
+            ]);
+        }
+    }
+    if table.is_empty() {
+        return String::new();
+    }
+    format!("\n{}", table.render())
 }
 
 /// As a table, if it leaves the status one screen.
