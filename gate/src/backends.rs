@@ -159,13 +159,7 @@ impl Backends {
 
     /// A check of the control plane ended; an error is the reason in a word
     /// or two.
-    pub fn checked(
-        &self,
-        backend: usize,
-        address: usize,
-        result: Result<(), &str>,
-        now: Instant,
-    ) {
+    pub fn checked(&self, backend: usize, address: usize, result: Result<(), &str>, now: Instant) {
         if let Some((backend, address)) = self.find(backend, address) {
             match result {
                 Ok(()) => self.succeeded(backend, address, now),

@@ -192,7 +192,7 @@ fn unix_socket(setting: &str, text: &str) -> Result<PathBuf, ConfigError> {
         return Err(invalid(
             setting,
             cause,
-            "unix sockets take 107 at most, and no NUL",
+            "unix sockets take 107 at most, without NUL",
         ));
     }
     Ok(path)
@@ -286,7 +286,8 @@ impl TcpSettings<'_> {
         Err(self.invalid(
             "user_timeout",
             format!("the kernel has no such time as {}", self.user_timeout),
-            "use whole milliseconds, 24 days at most; \"0s\" is the kernel's own timeout".to_owned(),
+            "use whole milliseconds, 24 days at most; \"0s\" is the kernel's own timeout"
+                .to_owned(),
         ))
     }
 
@@ -333,7 +334,9 @@ pub(super) fn check_loops(
                 Address::Tcp(address) => {
                     reaches(*address).map(|listener| format!("listener {listener}"))
                 }
-                Address::Unix(path) => (path == control).then(|| "control socket".to_owned()),
+                Address::Unix(path) => path
+                    .starts_with(control)
+                    .then(|| "control socket".to_owned()),
             };
             if let Some(own) = own {
                 return Err(invalid(

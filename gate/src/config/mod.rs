@@ -219,4 +219,6 @@ fn parse(text: &str, origin: &str) -> Result<Settings, ConfigError> {
 }
 
 #[cfg(test)]
+mod backend_tests;
+#[cfg(test)]
 mod tests;

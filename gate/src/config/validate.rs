@@ -11,8 +11,7 @@ use gate_common::limit::Setting;
 use super::backend::{backends, check_loops, of_listener, resolve};
 use super::name;
 use super::settings::{
-    DatabaseSettings, LimitSettings, ListenerSettings, Settings, TimeoutSettings,
-    WorkerSettings,
+    DatabaseSettings, LimitSettings, ListenerSettings, Settings, TimeoutSettings, WorkerSettings,
 };
 use super::value::{AdminValue, CountValue, DurationValue, LimitValue, PinValue};
 use super::{Backend, Config, ConfigError, Limits, Listener, Pin, Timeouts, Workers};
@@ -287,7 +286,11 @@ fn workers(settings: &WorkerSettings) -> Result<Workers, ConfigError> {
     Ok(Workers { count, pin })
 }
 
-pub(super) fn invalid(setting: impl Into<String>, cause: String, cure: impl Into<String>) -> ConfigError {
+pub(super) fn invalid(
+    setting: impl Into<String>,
+    cause: String,
+    cure: impl Into<String>,
+) -> ConfigError {
     ConfigError::Invalid {
         setting: setting.into(),
         cause,

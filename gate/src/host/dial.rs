@@ -5,6 +5,7 @@ use std::io;
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
 use crate::config::{Address, Config, TcpOptions};
+use crate::session::outcome::ConnectFailure;
 
 /// What this kernel can be asked for by name.
 const AVAILABLE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
@@ -35,6 +36,29 @@ pub fn connect(address: &Address, options: &TcpOptions) -> io::Result<Socket> {
     match socket.connect(&address) {
         Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
         _ => Ok(socket),
+    }
+}
+
+/// The kind of a failed connect. A unix socket that is not there is a server
+/// that is not there.
+#[must_use]
+pub fn connect_failure(error: &io::Error) -> ConnectFailure {
+    match error.raw_os_error() {
+        Some(libc::ECONNREFUSED | libc::ENOENT) => ConnectFailure::Refused,
+        Some(libc::ETIMEDOUT) => ConnectFailure::Timeout,
+        Some(libc::ECONNRESET | libc::EPIPE | libc::ECONNABORTED) => ConnectFailure::Reset,
+        Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENETDOWN | libc::EHOSTDOWN) => {
+            ConnectFailure::Unreachable
+        }
+        Some(
+            libc::EMFILE
+            | libc::ENFILE
+            | libc::ENOBUFS
+            | libc::ENOMEM
+            | libc::EADDRNOTAVAIL
+            | libc::EPERM,
+        ) => ConnectFailure::Host,
+        _ => ConnectFailure::Other,
     }
 }
 
@@ -179,6 +203,7 @@ mod tests {
         let address = Address::Unix(path.clone());
         let missing = connect(&address, &options()).expect_err("nobody is there");
         assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+        assert_eq!(connect_failure(&missing), ConnectFailure::Refused);
         let listener = Socket::new(Domain::UNIX, Type::STREAM, None).expect("a socket");
         listener
             .bind(&SockAddr::unix(&path).expect("short"))

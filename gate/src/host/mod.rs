@@ -5,7 +5,7 @@ mod fds;
 mod lock;
 mod waker;
 
-pub use dial::{check_congestion_controls, connect, set_client_options};
+pub use dial::{check_congestion_controls, connect, connect_failure, set_client_options};
 pub use fds::{
     FDS_PER_SESSION, FdBudget, POLITE_RESERVE, allowed_cpus, count_open_fds, pin_to_cpu,
     raise_fd_limit,

@@ -88,7 +88,7 @@ outcomes! {
 outcomes! {
     /// Why a backend could not be reached.
     ConnectFailure {
-        /// ECONNREFUSED.
+        /// ECONNREFUSED, or no unix socket of that name.
         Refused = "refused",
         /// The connect deadline, or ETIMEDOUT.
         Timeout = "timeout",

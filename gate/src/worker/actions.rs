@@ -9,7 +9,7 @@ use socket2::Socket;
 
 use super::Worker;
 use super::connection::{Connection, Mode, Pipe, PollState, Side};
-use crate::host;
+use crate::host::{self, connect_failure};
 use crate::ledger::Applicant;
 use crate::proto::first_packet::Identity;
 use crate::proto::refusal::Refusal;
@@ -18,7 +18,7 @@ use crate::session::Session;
 use crate::session::event::{Action, Count, Input};
 use crate::session::outcome::{ConnectFailure, Reason};
 
-/// How long a dial that found no descriptor rests.
+/// How long a dial that found no descriptor or a full backlog rests.
 const REDIAL: Duration = Duration::from_millis(5);
 
 /// Closes with RST: nothing is left of the connection on this machine.
@@ -232,8 +232,12 @@ impl Worker {
                 self.arm_or_close(id, Kind::Backend);
             }
             // Its descriptor was kept, but another worker's accept has run ahead
-            // of the budget and is about to give it back.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+            // of the budget and is about to give it back. Or the backlog of a
+            // unix socket is full.
+            Err(error)
+                if error.kind() == io::ErrorKind::WouldBlock
+                    || matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) =>
+            {
                 self.redials.push(id);
                 self.redial_at.get_or_insert(now + REDIAL);
             }
@@ -376,25 +380,5 @@ impl Worker {
             tracing::error!(%error, "a socket cannot be polled");
             self.close(id, true);
         }
-    }
-}
-
-pub(super) fn connect_failure(error: &io::Error) -> ConnectFailure {
-    match error.raw_os_error() {
-        Some(libc::ECONNREFUSED) => ConnectFailure::Refused,
-        Some(libc::ETIMEDOUT) => ConnectFailure::Timeout,
-        Some(libc::ECONNRESET | libc::EPIPE | libc::ECONNABORTED) => ConnectFailure::Reset,
-        Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENETDOWN | libc::EHOSTDOWN) => {
-            ConnectFailure::Unreachable
-        }
-        Some(
-            libc::EMFILE
-            | libc::ENFILE
-            | libc::ENOBUFS
-            | libc::ENOMEM
-            | libc::EADDRNOTAVAIL
-            | libc::EPERM,
-        ) => ConnectFailure::Host,
-        _ => ConnectFailure::Other,
     }
 }

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::Worker;
-use super::actions::connect_failure;
 use super::connection::{Mode, Received};
+use crate::host::connect_failure;
 use crate::ring::ready;
 use crate::session::event::Input;
 use crate::session::outcome::ConnectFailure;

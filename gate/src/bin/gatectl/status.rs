@@ -11,6 +11,9 @@ use crate::target::{Failure, Target};
 /// More workers than these are summed up in a line.
 const WORKERS_SHOWN: usize = 8;
 
+/// As many addresses of backends.
+const ADDRESSES_SHOWN: usize = 4;
+
 pub fn run(target: &Target, output: Output) -> Result<(), Failure> {
     output.print(&target.status()?, text)
 }
@@ -70,10 +73,23 @@ pub fn text(status: &Status) -> String {
     text
 }
 
+/// As a table; those that are up are summed up if there are many.
 fn backends(backends: &[BackendHealth]) -> String {
+    let addresses = || backends.iter().flat_map(|backend| &backend.addresses);
+    let up = addresses().filter(|address| address.up).count();
+    let all = addresses().count();
+    let few = all <= ADDRESSES_SHOWN;
     let mut table = Table::new(["BACKEND", "ADDRESS", "STATE", "FOR", "CONNECTED", "FAILED"]);
+    let mut text = String::new();
+    if !few {
+        text = format!("\n{up} of {all} backend addresses are up\n");
+    }
     for backend in backends {
-        for address in &backend.addresses {
+        for address in backend
+            .addresses
+            .iter()
+            .filter(|address| few || !address.up)
+        {
             let state = if address.up { "up" } else { "down" };
             let lasted = Duration::from_secs(address.for_seconds);
             table.row([
@@ -86,10 +102,10 @@ fn backends(backends: &[BackendHealth]) -> String {
             ]);
         }
     }
-    if table.is_empty() {
-        return String::new();
+    if !table.is_empty() {
+        text += &format!("\n{}", table.render());
     }
-    format!("\n{}", table.render())
+    text
 }
 
 /// As a table, if it leaves the status one screen.
