@@ -17,6 +17,8 @@ use super::{ConfigError, Listener, name};
 
 /// Addresses that one backend can have.
 pub const ADDRESSES_MAX: usize = 16;
+/// The shortest period of checks.
+const CHECK_MIN: Duration = Duration::from_millis(10);
 /// The socket of a PostgreSQL server in its directory, at the usual port.
 const SOCKET_NAME: &str = ".s.PGSQL.5432";
 /// `MAX_TCP_KEEPIDLE` and `MAX_TCP_KEEPINTVL` (`net/tcp.h`).
@@ -93,7 +95,7 @@ pub(super) fn backends(
             name: text.clone(),
             addresses: addresses(&section, backend)?,
             tcp: of_backend(&section, backend)?,
-            check: backend.check.0,
+            check: check(&section, backend.check)?,
             max_connections: plain(
                 &format!("{section}.max_connections"),
                 backend.max_connections,
@@ -112,6 +114,17 @@ pub(super) fn backends(
     };
     backends[..=default].rotate_right(1);
     Ok(backends)
+}
+
+fn check(section: &str, value: DurationValue) -> Result<Duration, ConfigError> {
+    if value.0.is_zero() || value.0 >= CHECK_MIN {
+        return Ok(value.0);
+    }
+    Err(invalid(
+        format!("{section}.check"),
+        format!("a check each {value} would be all that gate does"),
+        "use \"10ms\" or more; \"0s\" never checks",
+    ))
 }
 
 fn addresses(section: &str, backend: &BackendSettings) -> Result<Vec<Address>, ConfigError> {
@@ -280,7 +293,7 @@ impl TcpSettings<'_> {
     fn user_timeout(&self) -> Result<Duration, ConfigError> {
         let value = self.user_timeout.0;
         let fits = i32::try_from(value.as_millis()).is_ok();
-        if fits && value.subsec_nanos() % 1_000_000 == 0 {
+        if fits && value.subsec_nanos().is_multiple_of(1_000_000) {
             return Ok(value);
         }
         Err(self.invalid(

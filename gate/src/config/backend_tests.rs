@@ -136,6 +136,10 @@ fn what_cannot_be_names_cause_and_cure() {
             at("keepalive = \"1500ms\""),
             "backend.default.keepalive: the kernel has no such time",
         ),
+        (
+            at("check = \"9ms\""),
+            "backend.default.check: a check each 9ms",
+        ),
         (at("keepalive = \"10h\""), "\"1s\" to \"32767s\""),
         (
             at("keepalive_interval = \"0s\""),

@@ -20,6 +20,9 @@ use crate::state::State;
 /// Checks under way at the same time, over all backends: each holds a
 /// descriptor of the control plane's reserve.
 const AT_ONCE: usize = 8;
+/// An answer may take as long, however short the period: a busy server is not
+/// down.
+const PATIENCE_MIN: Duration = Duration::from_secs(1);
 /// How long a unix socket with a full backlog is left alone.
 const BACKLOG_RETRY: Duration = Duration::from_millis(50);
 /// GSSENCRequest: length and NEGOTIATE_GSS_CODE (`libpq/pqcomm.h`). The server
@@ -59,7 +62,9 @@ async fn watch(state: Arc<State>, at_once: Rc<Semaphore>, backend: usize, place:
         let Ok(_turn) = at_once.acquire().await else {
             return;
         };
-        let patience = period.min(state.config().timeouts.connect);
+        let patience = period
+            .max(PATIENCE_MIN)
+            .min(state.config().timeouts.connect);
         let result = check(&address, patience).await;
         // Want of descriptors here says nothing about the other side.
         let unmade = |error: &io::Error| connect_failure(error) == ConnectFailure::Host;
