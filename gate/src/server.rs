@@ -14,7 +14,7 @@ use anyhow::Context;
 use gate_common::abi::slot;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::config::{Config, ConfigSource, KernelMode, Pin};
+use crate::config::{Config, ConfigSource, KernelMode, Pin, TcpOptions};
 use crate::control::{self, ControlError, log};
 use crate::host::{
     self, FDS_PER_SESSION, FdBudget, InstanceLock, InstanceLockError, PinsLock, Waker,
@@ -90,6 +90,7 @@ pub fn run(config: Config, source: ConfigSource) -> Result<(), RunError> {
     let config = Arc::new(config);
     let fd_limit = host::raise_fd_limit().context("the limit on descriptors cannot be raised")?;
     drop(Ring::new()?);
+    host::check_congestion_controls(&config).map_err(RunError::Host)?;
     let directory = config.control.parent().unwrap_or(Path::new("/"));
     let _lock = InstanceLock::take(directory, &config.instance)?;
     for listener in &config.listeners {
@@ -266,7 +267,7 @@ fn bind_all(
         let mut address = listener.address;
         let mut row = Vec::new();
         for _ in 0..config.workers.count {
-            let socket = listen(address, plane, index)?;
+            let socket = listen(address, &listener.tcp, plane, index)?;
             // Port 0: the first socket's port is everybody's.
             let bound = socket.local_addr().context("a socket without an address")?;
             address = bound.as_socket().unwrap_or(address);
@@ -282,12 +283,16 @@ fn bind_all(
 }
 
 /// A socket of a listener's group, tagged before the first connection.
-fn listen(address: SocketAddr, plane: Option<&Plane>, index: u32) -> Result<Socket, RunError> {
+fn listen(
+    address: SocketAddr,
+    tcp: &TcpOptions,
+    plane: Option<&Plane>,
+    index: u32,
+) -> Result<Socket, RunError> {
     let failed = || format!("{address} cannot be listened on");
     let socket = new_socket(address).with_context(failed)?;
     socket.set_reuse_port(true).with_context(failed)?;
-    // Accepted sockets inherit it.
-    socket.set_tcp_nodelay(true).with_context(failed)?;
+    host::set_client_options(&socket, tcp).with_context(failed)?;
     socket.bind(&address.into()).with_context(failed)?;
     if let Some(plane) = plane {
         plane.tag_listener(std::os::fd::AsFd::as_fd(&socket), index)?;

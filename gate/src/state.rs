@@ -3,7 +3,9 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Instant;
 
+use crate::backends::Backends;
 use crate::config::Config;
 use crate::host::{PIPES_MAX, Waker};
 use crate::ledger::Ledger;
@@ -49,6 +51,8 @@ pub struct State {
     config: RwLock<Arc<Config>>,
     /// Limits and counts.
     pub ledger: Arc<Ledger>,
+    /// Which addresses of the backends are up.
+    pub backends: Backends,
     /// In the order of the configuration.
     pub listeners: Vec<ListenerInfo>,
     /// One for each worker.
@@ -83,6 +87,7 @@ impl State {
         wakers: Vec<Waker>,
     ) -> Self {
         Self {
+            backends: Backends::new(&config.backends, Instant::now()),
             config: RwLock::new(config),
             ledger,
             listeners,

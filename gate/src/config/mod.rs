@@ -2,6 +2,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`backend`] | where PostgreSQL is, and how sockets are set up |
 //! | [`command`] | flags and environment, and where the configuration came from |
 //! | [`settings`] | the settings as written: one struct per TOML table, documented for its reader |
 //! | [`value`] | single values: limits, durations, pinning |
@@ -10,6 +11,7 @@
 //! | `validate` | from [`settings`] to [`Config`] |
 #![forbid(unsafe_code)]
 
+pub mod backend;
 pub mod command;
 pub mod name;
 pub mod render;
@@ -24,6 +26,7 @@ use std::time::Duration;
 
 use gate_common::limit::Setting;
 
+pub use backend::{ADDRESSES_MAX, Address, Backend, Keepalive, TcpOptions};
 pub use command::{ConfigSource, Flags};
 pub use validate::{check_instance, control_path};
 pub use value::{KernelMode, LogFormat};
@@ -58,23 +61,14 @@ pub struct Config {
 }
 
 /// One address where clients connect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener {
     /// Where.
     pub address: SocketAddr,
     /// Sockets at this listener; [`Setting::Inherit`] takes [`Limits::ceiling`].
     pub ceiling: Setting,
-}
-
-/// One PostgreSQL server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Backend {
-    /// At most 63 bytes, a slot name and a metric label.
-    pub name: String,
-    /// Where.
-    pub address: SocketAddr,
-    /// Sockets to this backend.
-    pub max_connections: Setting,
+    /// How the sockets of its clients are set up.
+    pub tcp: TcpOptions,
 }
 
 /// How many may be connected. No setting here is [`Setting::Inherit`];
@@ -115,6 +109,8 @@ pub struct Timeouts {
     pub cancel: Duration,
     /// For a session without a byte in either direction.
     pub idle: Duration,
+    /// For a session whose client has ended its side, without a byte; zero for never.
+    pub half_close: Duration,
     /// For sessions to end by themselves after SIGTERM.
     pub drain: Duration,
     /// For the backend to end a session whose client has vanished.
@@ -193,22 +189,17 @@ impl Config {
     /// only: all but limits and timeouts.
     #[must_use]
     pub fn fixed_differences(&self, old: &Self) -> Vec<&'static str> {
-        let addresses = |config: &Self| -> Vec<SocketAddr> {
-            config
-                .listeners
-                .iter()
-                .map(|listener| listener.address)
-                .collect()
+        let listener = |listener: &Listener| (listener.address, listener.tcp.clone());
+        let listeners =
+            |config: &Self| -> Vec<_> { config.listeners.iter().map(listener).collect() };
+        let backend = |backend: &Backend| Backend {
+            max_connections: Setting::Inherit,
+            ..backend.clone()
         };
-        let backends = |config: &Self| -> Vec<(String, SocketAddr)> {
-            let backends = config.backends.iter();
-            backends
-                .map(|backend| (backend.name.clone(), backend.address))
-                .collect()
-        };
+        let backends = |config: &Self| -> Vec<_> { config.backends.iter().map(backend).collect() };
         let differences = [
             ("instance", self.instance != old.instance),
-            ("listener", addresses(self) != addresses(old)),
+            ("listener", listeners(self) != listeners(old)),
             ("backend", backends(self) != backends(old)),
             ("database", self.databases != old.databases),
             ("workers", self.workers != old.workers),
@@ -229,5 +220,7 @@ fn parse(text: &str, origin: &str) -> Result<Settings, ConfigError> {
     })
 }
 
+#[cfg(test)]
+mod backend_tests;
 #[cfg(test)]
 mod tests;

@@ -203,6 +203,19 @@ impl Scalar for String {
     }
 }
 
+impl Scalar for Vec<String> {
+    fn to_toml(&self) -> String {
+        let items: Vec<String> = self.iter().map(|item| quoted(item)).collect();
+        format!("[{}]", items.join(", "))
+    }
+}
+
+impl Scalar for u32 {
+    fn to_toml(&self) -> String {
+        self.to_string()
+    }
+}
+
 impl Scalar for PathBuf {
     fn to_toml(&self) -> String {
         quoted(&self.to_string_lossy())

@@ -99,16 +99,50 @@ settings! {
         address: String = "127.0.0.1:6432".to_owned();
         /// Sockets at this listener alone, in place of `limits.ceiling`.
         ceiling: Option<LimitValue> = None, example "500";
+        /// Silence before a client is asked whether it is there; "0s" = never. With
+        /// the next three, a client that vanished is noticed within two minutes.
+        keepalive: DurationValue = seconds(60);
+        /// From one question to the next.
+        keepalive_interval: DurationValue = seconds(10);
+        /// Questions without an answer before the connection is ended.
+        keepalive_probes: u32 = 5;
+        /// For a client to take bytes that were sent to it (TCP_USER_TIMEOUT), also if
+        /// it is there and does not read; "0s" = the kernel's own, a quarter of an hour.
+        user_timeout: DurationValue = seconds(110);
+        /// Congestion control of its clients' connections, if not the system's; one of
+        /// /proc/sys/net/ipv4/tcp_available_congestion_control.
+        congestion_control: Option<String> = None, example "\"bbr\"";
     }
 }
 
 settings! {
     /// One PostgreSQL server.
     pub struct BackendSettings {
-        /// `host:port` or `[v6]:port`. A host name is resolved when gate starts.
-        address: String = String::new();
+        /// `host:port` or `[v6]:port`; a host name is resolved when gate starts. Or a
+        /// unix socket: its path, or its directory for `.s.PGSQL.5432` in it.
+        address: Option<String> = None, example "\"127.0.0.1:5432\"";
+        /// Several in place of one, 16 at most: each session goes to the first one
+        /// that is up and answers.
+        addresses: Option<Vec<String>> = None,
+            example "[\"10.0.0.1:5432\", \"10.0.0.2:5432\"]";
+        /// How often several addresses, or one that failed, are checked; "0s" = never:
+        /// each session tries them in their order.
+        check: DurationValue = seconds(2);
         /// Sockets to this backend; 0 = unlimited.
         max_connections: LimitValue = LimitValue(Setting::Unlimited);
+        /// Silence before a server is asked whether it is there; "0s" = never. With
+        /// the next three, a server that vanished is noticed within two minutes.
+        keepalive: DurationValue = seconds(60);
+        /// From one question to the next.
+        keepalive_interval: DurationValue = seconds(10);
+        /// Questions without an answer before the connection is ended.
+        keepalive_probes: u32 = 5;
+        /// For a server to take bytes that were sent to it (TCP_USER_TIMEOUT), also if
+        /// it is there and does not read; "0s" = the kernel's own, a quarter of an hour.
+        user_timeout: DurationValue = seconds(110);
+        /// Congestion control of the connections, if not the system's; one of
+        /// /proc/sys/net/ipv4/tcp_available_congestion_control.
+        congestion_control: Option<String> = None, example "\"bbr\"";
     }
 }
 
@@ -165,6 +199,9 @@ settings! {
         cancel: DurationValue = seconds(10);
         /// For a session without a byte in either direction; "0s" = never.
         idle: DurationValue = seconds(0);
+        /// For a session whose client has ended its side, without a byte in either
+        /// direction; "0s" = never.
+        half_close: DurationValue = seconds(3600);
         /// For sessions to end by themselves after SIGTERM; "0s" = not at all.
         drain: DurationValue = seconds(30);
         /// For the backend to end a session whose client has vanished. The session
@@ -187,7 +224,7 @@ settings! {
 /// The table of backends with only `default`, at an address.
 pub(super) fn default_backend(address: &str) -> BTreeMap<String, BackendSettings> {
     let backend = BackendSettings {
-        address: address.to_owned(),
+        address: Some(address.to_owned()),
         ..BackendSettings::default()
     };
     BTreeMap::from([("default".to_owned(), backend)])

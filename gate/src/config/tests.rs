@@ -12,7 +12,10 @@ fn defaults_are_those_of_the_interface() {
     assert_eq!(config.instance, "default");
     assert_eq!(config.listeners[0].address.to_string(), "127.0.0.1:6432");
     assert_eq!(config.listeners[0].ceiling, Setting::Inherit);
-    assert_eq!(config.backends[0].address.to_string(), "127.0.0.1:5432");
+    assert_eq!(
+        config.backends[0].addresses[0].to_string(),
+        "127.0.0.1:5432"
+    );
     assert_eq!(config.backends[0].max_connections, Setting::Unlimited);
     assert_eq!(config.limits.max_connections, Setting::AtMost(5000));
     assert_eq!(config.limits.max_pending, Setting::AtMost(1000));
@@ -40,9 +43,17 @@ const FULL: &str = r#"
     ceiling = 500
     [[listener]]
     address = "[::1]:7000"
+    keepalive = "0s"
+    user_timeout = "0s"
     [backend.a]
-    address = "127.0.0.2:5432"
+    addresses = ["127.0.0.2:5432", "[::1]:5433", "/nonexistent/.s.PGSQL.5434"]
+    check = "500ms"
     max_connections = 7
+    keepalive = "2m"
+    keepalive_interval = "1s"
+    keepalive_probes = 127
+    user_timeout = "1500ms"
+    congestion_control = "reno"
     [backend.default]
     address = "localhost:5432"
     [database.prod]
@@ -217,7 +228,7 @@ fn errors_between_settings_name_cause_and_cure() {
         ("[[listener]]\naddress = \"127.0.0.1:0\"", "has port 0"),
         (
             "[[listener]]\naddress = \"/run/x\"",
-            "unix sockets are not supported yet",
+            "a unix socket is possible for a backend only",
         ),
         (
             "[[listener]]\naddress = \"6432\"",
@@ -314,7 +325,7 @@ fn flags_win_over_the_file() {
         "kept from the file"
     );
     assert_eq!(config.listeners[1].ceiling, Setting::Inherit);
-    assert_eq!(config.backends[0].address.to_string(), "127.0.0.9:9");
+    assert_eq!(config.backends[0].addresses[0].to_string(), "127.0.0.9:9");
     assert_eq!(config.instance, "other");
     assert_eq!(config.kernel, KernelMode::Required);
     assert_eq!(config.log_format, LogFormat::Text);

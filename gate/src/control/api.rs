@@ -179,6 +179,33 @@ pub struct Process {
     /// What each worker has, in their order.
     #[serde(default)]
     pub worker_loads: Vec<WorkerLoad>,
+    /// The backends in the order of the configuration, `default` first.
+    #[serde(default)]
+    pub backends: Vec<BackendHealth>,
+}
+
+/// Where one backend is, and whether it is there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackendHealth {
+    /// Its name, escaped.
+    pub backend: String,
+    /// Its addresses in the order of preference.
+    pub addresses: Vec<AddressHealth>,
+}
+
+/// One address of a backend.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AddressHealth {
+    /// `host:port`, or the path of a unix socket.
+    pub address: String,
+    /// Whether it is taken for up; one that is down is tried last.
+    pub up: bool,
+    /// For how long: since the start of gate if it never changed.
+    pub for_seconds: u64,
+    /// Sessions and CancelRequests that were connected.
+    pub connected: u64,
+    /// Those that could not be.
+    pub failed: u64,
 }
 
 /// What one worker has.

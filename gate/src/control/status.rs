@@ -2,9 +2,11 @@
 #![forbid(unsafe_code)]
 
 use std::io;
+use std::time::Instant;
 
-use super::api::{Process, Status, WorkerLoad};
+use super::api::{AddressHealth, BackendHealth, Process, Status, WorkerLoad};
 use super::{Shared, connections, limited};
+use crate::config::name;
 use crate::host;
 use crate::ledger::{Ledger, LimitSource};
 use crate::session::outcome::Reason;
@@ -33,6 +35,7 @@ pub(super) fn of_process(shared: &Shared) -> io::Result<Status> {
         max_fds: (state.fds_max != u64::MAX).then_some(state.fds_max),
         rejected: rejected(state),
         worker_loads: worker_loads(state),
+        backends: backends(state),
     });
     Ok(status)
 }
@@ -80,6 +83,27 @@ fn worker_loads(state: &State) -> Vec<WorkerLoad> {
         connections: stats.connections(),
     });
     loads.collect()
+}
+
+fn backends(state: &State) -> Vec<BackendHealth> {
+    let now = Instant::now();
+    let config = state.config();
+    let backends = config.backends.iter().enumerate();
+    let health = backends.map(|(place, backend)| BackendHealth {
+        backend: name::escape(backend.name.as_bytes()),
+        addresses: state
+            .backends
+            .report(place, now)
+            .map(|report| AddressHealth {
+                address: report.address.to_string(),
+                up: report.up,
+                for_seconds: report.lasted.as_secs(),
+                connected: report.connected,
+                failed: report.failed,
+            })
+            .collect(),
+    });
+    health.collect()
 }
 
 fn rejected(state: &State) -> std::collections::BTreeMap<String, u64> {

@@ -26,6 +26,8 @@ pub enum Input<'a> {
     Connected,
     /// The backend could not be reached.
     ConnectFailed(ConnectFailure),
+    /// One address of the backend could not be reached, and there is another.
+    AddressFailed(ConnectFailure),
     /// Bytes from the backend while the client logs in, before they are
     /// passed on.
     BackendData(&'a [u8]),
@@ -51,6 +53,8 @@ pub enum Action {
     /// Connect to the backend of [`super::Session::identity`]. Read nothing from
     /// the client meanwhile, but watch it.
     Dial,
+    /// Give up the address that was dialled and connect to the next one.
+    DialNext,
     /// Pass these first bytes to the backend and relay from now on.
     Relay(Vec<u8>),
     /// Send the refusal to the client, then FIN; read and drop what it sends. No
@@ -107,6 +111,9 @@ pub struct Deadlines {
     pub cancel: Duration,
     /// Without a byte either way; zero for never.
     pub idle: Duration,
+    /// Without a byte either way, once the client has ended its side; zero for
+    /// never.
+    pub half_close: Duration,
     /// For the backend to end once the client is gone.
     pub abandoned: Duration,
 }

@@ -1,6 +1,7 @@
 //! The session machine.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::event::{Action, Count, Deadlines, Input, LINGER, OVER_STARTUP};
 use super::outcome::{CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure};
@@ -128,10 +129,21 @@ impl Session {
         self.phase == Phase::Login
     }
 
-    /// Whether the deadline in force is the idle one.
+    /// How long the session may be silent, if the deadline in force is about
+    /// that; zero for ever.
     #[must_use]
-    pub fn is_idle_timed(&self) -> bool {
-        self.phase == Phase::Relay && !self.client_ended
+    pub fn quiet_time(&self, deadlines: &Deadlines) -> Option<Duration> {
+        (self.phase == Phase::Relay).then_some(if self.client_ended {
+            deadlines.half_close
+        } else {
+            deadlines.idle
+        })
+    }
+
+    /// Whether the deadline in force is that of one address of a backend.
+    #[must_use]
+    pub fn is_dialing(&self) -> bool {
+        self.phase == Phase::Dialing
     }
 
     /// Whom the startup packet named.
@@ -278,6 +290,11 @@ impl Session {
                 out.push(Action::Deadline(Some(self.deadlines.auth)));
                 return out.push(Action::Relay(self.take_first()));
             }
+            Input::AddressFailed(failure) => {
+                out.push(Action::Count(Count::ConnectFailed(failure)));
+                out.push(Action::Deadline(Some(self.deadlines.connect)));
+                return out.push(Action::DialNext);
+            }
             Input::ConnectFailed(failure) => failure,
             Input::DeadlinePassed => ConnectFailure::Timeout,
             Input::ClientEnded | Input::ClientLost => {
@@ -302,7 +319,7 @@ impl Session {
                 self.client_ended = true;
                 out.push(Action::EndBackend);
                 if !logging_in {
-                    out.push(Action::Deadline(None));
+                    out.push(self.quiet_deadline());
                 }
             }
             Input::ClientLost => self.abandon(CloseReason::ClientReset, out),
@@ -340,10 +357,10 @@ impl Session {
             }
             Input::DeadlinePassed => {
                 // The client has had its time, but the backend may be at work.
-                let reason = if logging_in {
-                    CloseReason::AuthTimeout
-                } else {
-                    CloseReason::IdleTimeout
+                let reason = match (logging_in, self.client_ended) {
+                    (true, _) => CloseReason::AuthTimeout,
+                    (false, false) => CloseReason::IdleTimeout,
+                    (false, true) => CloseReason::HalfCloseTimeout,
                 };
                 out.push(Action::EndClient);
                 self.abandon(reason, out);
@@ -352,6 +369,12 @@ impl Session {
             Input::Stop => self.close_counted(Count::Closed(CloseReason::Drained), out),
             _ => {}
         }
+    }
+
+    /// The deadline of an established session, counted from the last byte.
+    fn quiet_deadline(&self) -> Action {
+        let quiet = self.quiet_time(&self.deadlines);
+        Action::Deadline(quiet.filter(|quiet| !quiet.is_zero()))
     }
 
     fn refuse_stopping(&mut self, out: &mut Vec<Action>) {
@@ -373,9 +396,7 @@ impl Session {
             self.key = login.key();
             self.opening = None;
             self.phase = Phase::Relay;
-            let idle = self.deadlines.idle;
-            let idle = (!idle.is_zero() && !self.client_ended).then_some(idle);
-            out.push(Action::Deadline(idle));
+            out.push(self.quiet_deadline());
         }
     }
 

@@ -12,6 +12,7 @@ const DEADLINES: Deadlines = Deadlines {
     auth: Duration::from_secs(60),
     cancel: Duration::from_secs(10),
     idle: Duration::ZERO,
+    half_close: Duration::ZERO,
     abandoned: Duration::from_secs(60),
 };
 
@@ -104,6 +105,10 @@ impl Driver {
                 Action::Dial => {
                     assert!(!self.dialled, "a second dial");
                     self.dialled = true;
+                }
+                Action::DialNext => {
+                    assert!(self.dialled && !self.connected && self.armed);
+                    assert!(!self.backend_closed);
                 }
                 Action::Relay(first) => {
                     assert!(self.connected && !self.relaying && !first.is_empty());
@@ -320,6 +325,55 @@ fn a1_every_way_a_login_can_fail_closes_once() {
         assert!(driver.closed, "{reason:?}");
         assert_eq!(driver.counts().last(), Some(&Count::Closed(reason)));
     }
+}
+
+#[test]
+fn a_backend_with_another_address_is_dialled_there() {
+    let mut driver = Driver::new(None);
+    driver.feed(Input::ClientData(&startup_packet()), Ok(()));
+    driver.feed(Input::AddressFailed(ConnectFailure::Refused), Ok(()));
+    assert!(driver.has(&Action::DialNext) && driver.refusal.is_none());
+    driver.feed(Input::Connected, Ok(()));
+    assert!(driver.relaying);
+    driver.feed(Input::BackendData(&login_bytes()), Ok(()));
+    driver.feed(Input::ClientEnded, Ok(()));
+    driver.feed(Input::BackendEnded, Ok(()));
+    assert_eq!(
+        driver.counts(),
+        [
+            Count::ConnectFailed(ConnectFailure::Refused),
+            Count::Closed(CloseReason::ClientClosed)
+        ]
+    );
+}
+
+#[test]
+fn g1_a_half_closed_session_may_be_silent_for_so_long_only() {
+    let deadlines = Deadlines {
+        half_close: Duration::from_secs(7),
+        ..DEADLINES
+    };
+    let mut session = Session::new(deadlines, None);
+    session.start(&mut Vec::new());
+    for input in [
+        Input::ClientData(&startup_packet()),
+        Input::Admission(Ok(())),
+        Input::Connected,
+        Input::BackendData(&login_bytes()),
+    ] {
+        session.handle(input, &mut Vec::new());
+    }
+    let mut out = Vec::new();
+    session.handle(Input::ClientEnded, &mut out);
+    assert!(out.contains(&Action::Deadline(Some(deadlines.half_close))));
+    assert_eq!(session.quiet_time(&deadlines), Some(deadlines.half_close));
+    out.clear();
+    session.handle(Input::DeadlinePassed, &mut out);
+    assert!(out.contains(&Action::CancelQuery(cancel_packet())));
+    out.clear();
+    session.handle(Input::BackendEnded, &mut out);
+    let ended = Action::Count(Count::Closed(CloseReason::HalfCloseTimeout));
+    assert!(out.contains(&ended), "{out:?}");
 }
 
 #[test]

@@ -183,6 +183,12 @@ pub struct Connection<M: Machine> {
     pub listener: u16,
     /// The backend's place in the configuration.
     pub backend_index: u16,
+    /// The address that is dialled, or was: its place in the backend's.
+    pub address: u8,
+    /// Addresses that were tried, a bit each.
+    pub tried: u16,
+    /// Another address is dialled as soon as this one's socket is closed.
+    pub dials_next: bool,
     /// How the sockets are driven.
     pub mode: Mode,
     /// Counted as pending by the ledger.
@@ -234,6 +240,9 @@ impl<M: Machine> Connection<M> {
             relayed: [0; 2],
             listener,
             backend_index: 0,
+            address: 0,
+            tried: 0,
+            dials_next: false,
             mode: Mode::Startup,
             pending: false,
             asked: 0,

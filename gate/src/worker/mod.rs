@@ -7,6 +7,8 @@
 //! | `linux.rs` | the real machine |
 //! | `accept.rs` | new connections, eviction, running out of descriptors |
 //! | `actions.rs` | carries out what a session decides |
+//! | `admit.rs` | asks the ledger |
+//! | `dial.rs` | connects to backends |
 //! | `relay.rs`, `flow.rs` | move bytes |
 //! | `connection.rs` | what is held for one connection |
 //! | `timers.rs` | deadlines |
@@ -15,7 +17,9 @@
 
 mod accept;
 mod actions;
+mod admit;
 mod connection;
+mod dial;
 mod flow;
 mod linux;
 mod machine;
@@ -39,7 +43,7 @@ use crate::config::Config;
 use crate::ledger::NameCache;
 use crate::proto::first_packet::Identity;
 use crate::session::event::{Action, Deadlines, Input};
-use crate::session::outcome::Reason;
+use crate::session::outcome::{ConnectFailure, Reason};
 use crate::state::{Phase, State};
 use crate::stats::Stats;
 
@@ -301,10 +305,7 @@ impl<M: Machine> Worker<M> {
         if ended {
             open.poll = PollState::Idle;
             if open.retired {
-                if let Some(retired) = side.take() {
-                    self.machine.close(retired.socket);
-                }
-                self.give_backend_fd(key.index);
+                self.backend_retired(key.index, now);
             }
         }
         self.advance(key.index, now);
@@ -353,18 +354,20 @@ impl<M: Machine> Worker<M> {
             return;
         };
         connection.deadline = None;
-        if connection.session.is_idle_timed() {
-            // A reload may have changed it meanwhile, to never at that.
-            let idle = self.deadlines.idle;
-            let idle_end = connection.active + idle;
-            if idle.is_zero() {
+        // A reload may have changed it meanwhile, to never at that.
+        if let Some(quiet) = connection.session.quiet_time(&self.deadlines) {
+            let end = connection.active + quiet;
+            if quiet.is_zero() {
                 return;
             }
-            if idle_end > now {
-                connection.deadline = Some(idle_end);
-                self.timers.replace(id, None, Some(idle_end));
+            if end > now {
+                connection.deadline = Some(end);
+                self.timers.replace(id, None, Some(end));
                 return;
             }
+        }
+        if connection.session.is_dialing() {
+            return self.dial_failed(id, ConnectFailure::Timeout, now);
         }
         self.feed(id, Input::DeadlinePassed, now);
     }
@@ -435,6 +438,7 @@ fn deadlines(config: &Config) -> Deadlines {
         auth: timeouts.auth,
         cancel: timeouts.cancel,
         idle: timeouts.idle,
+        half_close: timeouts.half_close,
         abandoned: timeouts.abandoned,
     }
 }

@@ -11,6 +11,7 @@ mod series;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use gate_common::abi::{ListenerState, slot};
 use prometheus_client::collector::Collector;
@@ -18,6 +19,7 @@ use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::{Registry, Unit};
 
 use super::limited::{Limited, Scope};
+use crate::backends::AddressReport;
 use crate::config::name;
 use crate::host;
 use crate::ledger::{LimitKey, LimitRow};
@@ -303,6 +305,35 @@ impl Gate {
             "gate_backend_connect_failures",
             "Backends that could not be reached",
             failures,
+        )?;
+        let now = Instant::now();
+        let addresses = || {
+            let backends = config.backends.iter().enumerate();
+            backends.flat_map(move |(place, backend)| {
+                let of = move |report: AddressReport<'_>| {
+                    labels([
+                        ("backend", backend.name.clone()),
+                        ("address", report.address.to_string()),
+                    ])
+                };
+                let reports = self.state.backends.report(place, now);
+                reports.map(move |report| (of(report), report))
+            })
+        };
+        out.gauges(
+            "gate_backend_up",
+            "Whether an address of a backend is taken for up",
+            addresses().map(|(labels, report)| (labels, i64::from(report.up))),
+        )?;
+        out.counters(
+            "gate_backend_address_connects",
+            "Dials of an address that were connected",
+            addresses().map(|(labels, report)| (labels, report.connected)),
+        )?;
+        out.counters(
+            "gate_backend_address_failures",
+            "Dials of an address that were not",
+            addresses().map(|(labels, report)| (labels, report.failed)),
         )
     }
 

@@ -156,8 +156,27 @@ fn every_count_shows_where_the_interface_says() {
         worker.admission_took(Duration::from_micros(3));
         worker.backend_connect_took(Duration::from_secs(60));
     }
+    let now = std::time::Instant::now();
+    gate.state.backends.connected(0, 0, now);
+    for _ in 0..2 {
+        gate.state
+            .backends
+            .failed(0, 0, ConnectFailure::Refused, now);
+    }
     let samples = scrape(&gate);
     let expected = [
+        (
+            r#"gate_backend_up{backend="default",address="127.0.0.1:5432"}"#,
+            0.0,
+        ),
+        (
+            r#"gate_backend_address_connects_total{backend="default",address="127.0.0.1:5432"}"#,
+            1.0,
+        ),
+        (
+            r#"gate_backend_address_failures_total{backend="default",address="127.0.0.1:5432"}"#,
+            2.0,
+        ),
         (r#"gate_connections_active{listener="127.0.0.1:6432"}"#, 3.0),
         (
             r#"gate_connections_pending{listener="127.0.0.1:6432"}"#,
