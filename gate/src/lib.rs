@@ -14,6 +14,7 @@ mod server;
 pub mod session;
 pub mod state;
 pub mod stats;
+pub mod waiting;
 pub mod worker;
 
 pub use server::{RunError, run};

@@ -4,11 +4,13 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use crate::admission::Ticket;
 use crate::config::Config;
 use crate::host::Waker;
 use crate::ledger::Ledger;
 use crate::session::outcome::Reason;
 use crate::stats::Stats;
+use crate::waiting::Waiting;
 
 /// Where gate stands in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,6 +59,8 @@ pub struct State {
     pub kernel: KernelState,
     /// Wakes each worker.
     pub wakers: Vec<Waker>,
+    /// Clients that wait for a slot.
+    pub waiting: Waiting,
     /// Connections that any worker evicted and has not closed yet: still pending
     /// by the ledger.
     pub evicting: AtomicU64,
@@ -87,6 +91,7 @@ impl State {
             stats,
             kernel,
             wakers,
+            waiting: Waiting::default(),
             evicting: AtomicU64::new(0),
             session_fds: AtomicU64::new(0),
             session_fds_max: u64::MAX,
@@ -136,6 +141,18 @@ impl State {
         self.session_fds.fetch_sub(count, Ordering::Relaxed);
     }
 
+    /// Ends the wait of a client: admitted, out of time, or gone. Returns whether
+    /// it waited.
+    pub fn end_wait(&self, ticket: Ticket) -> bool {
+        self.waiting
+            .leave(ticket, |worker| self.wake_worker(worker))
+    }
+
+    /// To be called after the close of a session that was admitted.
+    pub fn slots_released(&self) {
+        self.waiting.released(|worker| self.wake_worker(worker));
+    }
+
     /// Where gate stands.
     #[must_use]
     pub fn phase(&self) -> Phase {
@@ -151,6 +168,12 @@ impl State {
     pub fn advance(&self, phase: Phase) {
         self.phase.fetch_max(phase as u8, Ordering::AcqRel);
         self.wake_workers();
+    }
+
+    fn wake_worker(&self, worker: u16) {
+        if let Some(waker) = self.wakers.get(usize::from(worker)) {
+            waker.wake();
+        }
     }
 
     fn wake_workers(&self) {
