@@ -2,7 +2,7 @@
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::Barrier;
+use std::sync::mpsc::sync_channel;
 use std::thread::{self, Thread};
 use std::time::Instant;
 
@@ -168,33 +168,41 @@ fn k_first_come_first_served_per_user_with_eight_workers_and_three_slots() {
 fn a_slot_given_back_while_the_only_waiter_joins_is_not_missed() {
     let world = World::new(1, 1);
     let rounds = 5_000;
-    let barrier = Barrier::new(2);
+    // Not a barrier: a side that fails must not leave the other one waiting.
+    let (begin, begun) = sync_channel(0);
+    let (end, ended) = sync_channel(0);
     thread::scope(|scope| {
-        scope.spawn(|| {
+        let world = &world;
+        scope.spawn(move || {
             world.i_am(0);
             let mut names = NameCache::default();
-            for id in 0..rounds {
+            for id in 1..=rounds {
                 let ticket = Ticket {
                     worker: 0,
                     id,
                     generation: 0,
                 };
-                barrier.wait();
+                begun.recv().unwrap();
+                world.inside.store(id, Ordering::SeqCst);
                 let entry = world.admit(&mut names, ticket, 0);
                 world.end(entry);
-                barrier.wait();
+                end.send(()).unwrap();
             }
         });
         let mut names = NameCache::default();
-        for round in 0..rounds {
+        for round in 1..=rounds {
             let (entry, _) = world.ledger.accepted(world.socket.as_fd(), 0);
             world.ask(&mut names, &entry, 1).unwrap();
-            barrier.wait();
-            for _ in 0..round % 64 {
+            begin.send(()).unwrap();
+            // Then anywhere in its way from the first question to its sleep.
+            while world.inside.load(Ordering::SeqCst) != round {
+                std::hint::spin_loop();
+            }
+            for _ in 0..round % 512 {
                 std::hint::spin_loop();
             }
             world.end(entry);
-            barrier.wait();
+            ended.recv().unwrap();
         }
     });
     world.check_end();
