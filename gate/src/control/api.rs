@@ -173,6 +173,13 @@ pub struct Process {
     pub open_fds: Option<u64>,
     /// File descriptors that it may open.
     pub max_fds: Option<u64>,
+    /// Clients that wait for a place under a limit.
+    #[serde(default)]
+    pub waiting: u32,
+    /// Clients that waited since the start, by what became of them; outcomes that
+    /// never happened are left out.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub waited: BTreeMap<String, u64>,
     /// Refusals since the start, by reason; those that never happened are
     /// left out.
     pub rejected: BTreeMap<String, u64>,

@@ -7,7 +7,7 @@ use super::api::{Process, Status, WorkerLoad};
 use super::{Shared, connections, limited};
 use crate::host;
 use crate::ledger::{Ledger, LimitSource};
-use crate::session::outcome::Reason;
+use crate::session::outcome::{Reason, WaitOutcome};
 use crate::state::{KernelState, ListenerInfo, Phase, State};
 
 /// Of the gate that this process is.
@@ -31,6 +31,8 @@ pub(super) fn of_process(shared: &Shared) -> io::Result<Status> {
         workers: state.stats.len(),
         open_fds: host::count_open_fds().ok(),
         max_fds: (state.fds_max != u64::MAX).then_some(state.fds_max),
+        waiting: state.waiting.len(),
+        waited: waited(state),
         rejected: rejected(state),
         worker_loads: worker_loads(state),
     });
@@ -80,6 +82,14 @@ fn worker_loads(state: &State) -> Vec<WorkerLoad> {
         connections: stats.connections(),
     });
     loads.collect()
+}
+
+fn waited(state: &State) -> std::collections::BTreeMap<String, u64> {
+    let counts = WaitOutcome::ALL.iter().map(|outcome| {
+        let of_workers = state.stats.iter().map(|stats| stats.waited_count(*outcome));
+        (outcome.label().to_owned(), of_workers.sum())
+    });
+    counts.filter(|(_, count)| *count > 0).collect()
 }
 
 fn rejected(state: &State) -> std::collections::BTreeMap<String, u64> {
