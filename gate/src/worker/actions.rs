@@ -95,6 +95,7 @@ impl Worker {
                 self.enqueue(id);
             }
             Action::Refuse(refusal) => self.refuse(id, &refusal),
+            Action::EndWait(outcome) => self.stats.waited(outcome),
             Action::EndBackend => {
                 if let Some(backend) = &connection.backend {
                     let _ = backend.socket.shutdown(Shutdown::Write);
