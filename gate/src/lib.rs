@@ -3,6 +3,7 @@
 //! See LIFECYCLE.md for one connection's life by symbol name.
 
 pub mod admission;
+pub mod budget;
 pub mod config;
 pub mod control;
 pub mod host;

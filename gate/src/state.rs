@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::admission::Ticket;
 use crate::config::Config;
-use crate::host::Waker;
+use crate::host::{FdBudget, Waker};
 use crate::ledger::Ledger;
 use crate::session::outcome::Reason;
 use crate::stats::Stats;
@@ -134,6 +134,15 @@ impl State {
             self.give_fds(count);
         }
         fits
+    }
+
+    /// The descriptors, as limits are held against them.
+    #[must_use]
+    pub const fn fd_budget(&self) -> FdBudget {
+        FdBudget {
+            limit: self.fds_max,
+            sessions: self.session_fds_max,
+        }
     }
 
     /// Gives back what [`State::take_fds`] took.

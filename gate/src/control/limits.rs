@@ -247,16 +247,25 @@ fn check_value(ledger: &Ledger, key: &LimitKey, value: Setting) -> Result<(), Li
         (LimitKey::MaxPending | LimitKey::OverHeadroom, Setting::None) => Err(LimitError(format!(
             "`none` for {text} would let nobody in at all: `max-connections none` refuses all sessions politely"
         ))),
-        (LimitKey::MaxConnections, Setting::AtMost(wanted)) => {
-            match ledger.plain_limit(slot::FD_CAP) {
-                Limit::AtMost(cap) if wanted > cap / FDS_PER_SESSION => Err(LimitError(format!(
-                    "max-connections {wanted} is more than the file descriptors of gate allow, \
-                     which is {}: raise its RLIMIT_NOFILE (LimitNOFILE=) and start it again",
-                    cap / FDS_PER_SESSION
-                ))),
-                _ => Ok(()),
-            }
-        }
+        (
+            LimitKey::MaxConnections
+            | LimitKey::DefaultUser
+            | LimitKey::DefaultDatabase
+            | LimitKey::User(_)
+            | LimitKey::Database(_)
+            | LimitKey::Backend(_),
+            Setting::AtMost(wanted),
+        ) => match ledger.plain_limit(slot::FD_CAP) {
+            Limit::AtMost(cap) if wanted > cap / FDS_PER_SESSION => Err(LimitError(format!(
+                "{text} {wanted} is more than the file descriptors of gate allow: so many sessions \
+                 need {} of them, {FDS_PER_SESSION} each, and gate has {cap} for sessions beside its \
+                 own; set it to {} or less, or raise RLIMIT_NOFILE (LimitNOFILE=) and start gate \
+                 again",
+                wanted.saturating_mul(FDS_PER_SESSION),
+                cap / FDS_PER_SESSION
+            ))),
+            _ => Ok(()),
+        },
         _ => Ok(()),
     }
 }

@@ -3,8 +3,11 @@
 
 use std::io;
 
+use gate_common::limit::Setting;
+
 use super::api::{Process, Status, WorkerLoad};
 use super::{Shared, connections, limited};
+use crate::config::{Config, MAX_CONNECTIONS_DEFAULT};
 use crate::host;
 use crate::ledger::{Ledger, LimitSource};
 use crate::session::outcome::{Reason, WaitOutcome};
@@ -31,6 +34,7 @@ pub(super) fn of_process(shared: &Shared) -> io::Result<Status> {
         workers: state.stats.len(),
         open_fds: host::count_open_fds().ok(),
         max_fds: (state.fds_max != u64::MAX).then_some(state.fds_max),
+        lowered_to: lowered_to(&config),
         waiting: state.waiting.len(),
         waited: waited(state),
         rejected: rejected(state),
@@ -82,6 +86,17 @@ fn worker_loads(state: &State) -> Vec<WorkerLoad> {
         connections: stats.connections(),
     });
     loads.collect()
+}
+
+fn lowered_to(config: &Config) -> Option<u64> {
+    match config.limits.max_connections {
+        Setting::AtMost(number)
+            if config.limits.max_connections_auto && number < MAX_CONNECTIONS_DEFAULT =>
+        {
+            Some(number)
+        }
+        _ => None,
+    }
 }
 
 fn waited(state: &State) -> std::collections::BTreeMap<String, u64> {

@@ -6,6 +6,8 @@ use std::io;
 pub const FDS_PER_SESSION: u64 = 2;
 /// Descriptors kept for the control plane, logs and reloads.
 const CONTROL_RESERVE: u64 = 24;
+/// Pooled pipes of the relay in all, 2 descriptors each.
+pub const PIPES_MAX: u64 = 64;
 /// Descriptors kept so that a full gate can still answer politely.
 pub const POLITE_RESERVE: u64 = 16;
 
@@ -25,6 +27,12 @@ impl FdBudget {
     pub fn new(limit: u64, open: u64) -> Option<Self> {
         let sessions = limit.checked_sub(open + CONTROL_RESERVE + POLITE_RESERVE)?;
         (sessions >= FDS_PER_SESSION).then_some(Self { limit, sessions })
+    }
+
+    /// How many sessions that are.
+    #[must_use]
+    pub const fn sessions_max(&self) -> u64 {
+        self.sessions / FDS_PER_SESSION
     }
 }
 

@@ -33,6 +33,10 @@ pub fn text(status: &Status) -> String {
         ("limited now", limited(status)),
     ];
     if let Some(process) = &status.process {
+        if let Some(lowered) = process.lowered_to {
+            let note = format!("max_connections to {lowered}: RLIMIT_NOFILE allows no more");
+            lines.push(("lowered", note));
+        }
         if let Some(waiting) = waiting(process) {
             lines.push(("waiting", waiting));
         }
