@@ -4,6 +4,7 @@
 
 pub mod admission;
 pub mod backends;
+pub mod budget;
 pub mod config;
 pub mod control;
 pub mod host;
@@ -15,6 +16,7 @@ mod server;
 pub mod session;
 pub mod state;
 pub mod stats;
+pub mod waiting;
 pub mod worker;
 
 pub use server::{RunError, run};

@@ -14,6 +14,7 @@
 //! | [`backend`] | scripted backends: trusting, silent, full, resetting, stubborn |
 //! | [`crowd`] | many clients at once |
 //! | [`kernel`] | a cgroup, network namespace and pin directory for each kernel test |
+//! | [`seccomp`] | a system call that the kernel refuses |
 //! | [`clients`] | psql, pgbench and tokio-postgres with deadlines |
 
 pub mod backend;
@@ -26,6 +27,7 @@ pub mod kernel;
 pub mod observe;
 pub mod openmetrics;
 pub mod postgres;
+pub mod seccomp;
 pub mod session;
 pub mod suite;
 pub mod wire;

@@ -98,7 +98,7 @@ pub(super) fn backends(
             check: check(&section, backend.check)?,
             max_connections: plain(
                 &format!("{section}.max_connections"),
-                backend.max_connections,
+                backend.max_connections.max,
             )?,
         });
     }

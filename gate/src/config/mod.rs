@@ -6,6 +6,7 @@
 //! | [`command`] | flags and environment, and where the configuration came from |
 //! | [`settings`] | the settings as written: one struct per TOML table, documented for its reader |
 //! | [`value`] | single values: limits, durations, pinning |
+//! | [`session_limit`] | limits on sessions, with the wait for a place |
 //! | [`render`] | settings as TOML with their documentation |
 //! | [`name`] | names of users and databases as text |
 //! | `validate` | from [`settings`] to [`Config`] |
@@ -15,6 +16,7 @@ pub mod backend;
 pub mod command;
 pub mod name;
 pub mod render;
+pub mod session_limit;
 pub mod settings;
 mod validate;
 pub mod value;
@@ -26,8 +28,10 @@ use std::time::Duration;
 
 use gate_common::limit::Setting;
 
+use crate::admission::WaitsFor;
 pub use backend::{ADDRESSES_MAX, Address, Backend, Keepalive, TcpOptions};
 pub use command::{ConfigSource, Flags};
+pub use session_limit::WaitPolicy;
 pub use validate::{check_instance, control_path};
 pub use value::{KernelMode, LogFormat};
 
@@ -71,12 +75,18 @@ pub struct Listener {
     pub tcp: TcpOptions,
 }
 
+/// `max_connections` unless it is written, where the descriptors allow so many.
+pub const MAX_CONNECTIONS_DEFAULT: u64 = 5000;
+
 /// How many may be connected. No setting here is [`Setting::Inherit`];
 /// [`Setting::Auto`] occurs in `ceiling` and `over_headroom` only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Admitted sessions over all listeners.
     pub max_connections: Setting,
+    /// Nobody wrote that number: a start may lower it to what the descriptors
+    /// allow.
+    pub max_connections_auto: bool,
     /// Connections without a valid startup packet; never [`Setting::None`].
     pub max_pending: Setting,
     /// Sockets of each listener.
@@ -93,6 +103,39 @@ pub struct Limits {
     pub user: BTreeMap<Vec<u8>, Setting>,
     /// By name, 1 to 63 bytes.
     pub database: BTreeMap<Vec<u8>, Setting>,
+    /// Which of these refuse at once, and which let clients wait.
+    pub waits: Waits,
+}
+
+/// How long clients may wait for a place, by the limit that refused them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// For `max_connections`.
+    pub max_connections: WaitPolicy,
+    /// For the limit of a user without one of its own in the configuration.
+    pub default_user: WaitPolicy,
+    /// For the limit of a database without one of its own in the configuration.
+    pub default_database: WaitPolicy,
+    /// By name: each user that has a limit in the configuration.
+    pub user: BTreeMap<Vec<u8>, WaitPolicy>,
+    /// By name: each database that has a limit in the configuration.
+    pub database: BTreeMap<Vec<u8>, WaitPolicy>,
+    /// By name: every backend.
+    pub backend: BTreeMap<Vec<u8>, WaitPolicy>,
+}
+
+impl Waits {
+    /// The policy of a limit. One that `gatectl` set waits as the configuration
+    /// says for that name.
+    #[must_use]
+    pub fn policy(&self, limit: &WaitsFor) -> WaitPolicy {
+        match limit {
+            WaitsFor::Total => self.max_connections,
+            WaitsFor::User(name) => *self.user.get(name).unwrap_or(&self.default_user),
+            WaitsFor::Database(name) => *self.database.get(name).unwrap_or(&self.default_database),
+            WaitsFor::Backend(name) => self.backend.get(name).copied().unwrap_or_default(),
+        }
+    }
 }
 
 /// How long gate waits. Only `idle` (never) and `drain` (not at all) can be

@@ -13,6 +13,7 @@ use gate_common::limit::Setting;
 use serde::Deserialize;
 
 use super::render::{Render, Table, Text};
+use super::session_limit::SessionLimit;
 use super::value::{
     AdminValue, CountValue, DurationValue, KernelMode, LimitValue, LogFormat, PinValue,
 };
@@ -128,8 +129,8 @@ settings! {
         /// How often several addresses, or one that failed, are checked; "0s" = never:
         /// each session tries them in their order.
         check: DurationValue = seconds(2);
-        /// Sockets to this backend; 0 = unlimited.
-        max_connections: LimitValue = LimitValue(Setting::Unlimited);
+        /// Sockets to this backend; 0 = unlimited. With a wait as under `limits`.
+        max_connections: SessionLimit = Setting::Unlimited.into();
         /// Silence before a server is asked whether it is there; "0s" = never. With
         /// the next three, a server that vanished is noticed within two minutes.
         keepalive: DurationValue = seconds(60);
@@ -157,8 +158,16 @@ settings! {
 settings! {
     /// How many may be connected.
     pub struct LimitSettings {
-        /// Admitted sessions over all listeners.
-        max_connections: LimitValue = LimitValue(Setting::AtMost(5000));
+        /// Admitted sessions over all listeners. "auto" is 5000, or what the file
+        /// descriptors allow if that is less; a number above that is an error.
+        ///
+        /// A limit on sessions, here and below and of a backend, refuses at once
+        /// unless it is written with a wait: { max = 50, wait = "200ms" }. Then a
+        /// client above it waits for a place, first come, first served per user, and
+        /// is refused only when its time is over. At most so many wait for it as
+        /// max_waiting says: { max = 50, wait = "200ms", max_waiting = 100 }; unless
+        /// said as many as may be admitted, and 16 at least. A wait is 60s at most.
+        max_connections: SessionLimit = Setting::Auto.into();
         /// Connections that were accepted and have not sent a valid startup packet
         /// yet. At the limit the longest-silent one is closed.
         max_pending: LimitValue = LimitValue(Setting::AtMost(1000));
@@ -173,15 +182,15 @@ settings! {
         /// Sockets of one source address. Only 0 (unlimited) is supported yet.
         ceiling_per_source: LimitValue = LimitValue(Setting::Unlimited);
         /// Sessions of each user that has no limit of its own below.
-        default_user: LimitValue = LimitValue(Setting::Unlimited);
+        default_user: SessionLimit = Setting::Unlimited.into();
         /// Sessions of each database that has no limit of its own below.
-        default_database: LimitValue = LimitValue(Setting::Unlimited);
+        default_database: SessionLimit = Setting::Unlimited.into();
         /// Sessions of one user. Names are written as `gatectl` shows them: a byte
         /// that cannot be printed as \xNN, a backslash doubled, all in single quotes.
-        user: BTreeMap<String, LimitValue> = BTreeMap::new(),
-            example "[limits.user]\napp = 50\nadmin = 0\nretired = \"none\"\n'caf\\xe9' = 5";
+        user: BTreeMap<String, SessionLimit> = BTreeMap::new(),
+            example "[limits.user]\napp = 50\nbatch = { max = 5, wait = \"2s\" }\nadmin = 0\nretired = \"none\"\n'caf\\xe9' = 5";
         /// Sessions of one database.
-        database: BTreeMap<String, LimitValue> = BTreeMap::new(),
+        database: BTreeMap<String, SessionLimit> = BTreeMap::new(),
             example "[limits.database]\nprod = 300";
     }
 }

@@ -18,6 +18,8 @@ fn defaults_are_those_of_the_interface() {
     );
     assert_eq!(config.backends[0].max_connections, Setting::Unlimited);
     assert_eq!(config.limits.max_connections, Setting::AtMost(5000));
+    assert!(config.limits.max_connections_auto);
+    assert!(!config.limits.waits.max_connections.waits());
     assert_eq!(config.limits.max_pending, Setting::AtMost(1000));
     assert_eq!(config.limits.ceiling, Setting::Auto);
     assert_eq!(config.limits.default_user, Setting::Unlimited);
@@ -99,6 +101,7 @@ fn everything_that_a_file_can_say_is_read() {
     assert_eq!(config.databases[b"prod".as_slice()], 1);
     assert_eq!(config.databases[b"caf\xe9".as_slice()], 0);
     assert_eq!(config.limits.max_connections, Setting::None);
+    assert!(!config.limits.max_connections_auto);
     assert_eq!(config.limits.ceiling, Setting::Unlimited);
     assert_eq!(config.limits.user[b"app".as_slice()], Setting::AtMost(50));
     assert_eq!(config.limits.user[b"admin".as_slice()], Setting::Unlimited);
@@ -260,8 +263,8 @@ fn errors_between_settings_name_cause_and_cure() {
             "admin: the address of the listener",
         ),
         (
-            "[limits]\nmax_connections = \"auto\"",
-            "limits.max_connections: \"auto\" is for ceilings",
+            "[limits]\ndefault_user = \"auto\"",
+            "limits.default_user: \"auto\" is for ceilings, over_headroom and max_connections",
         ),
         ("[limits]\nmax_pending = \"none\"", "would let nobody in"),
         ("[limits]\nceiling_per_source = 5", "not supported yet"),

@@ -10,11 +10,15 @@ use gate_common::limit::Setting;
 
 use super::backend::{backends, check_loops, of_listener, resolve};
 use super::name;
+use super::session_limit::{SessionLimit, WaitPolicy};
 use super::settings::{
     DatabaseSettings, LimitSettings, ListenerSettings, Settings, TimeoutSettings, WorkerSettings,
 };
 use super::value::{AdminValue, CountValue, DurationValue, LimitValue, PinValue};
-use super::{Backend, Config, ConfigError, Limits, Listener, Pin, Timeouts, Workers};
+use super::{
+    Backend, Config, ConfigError, Limits, Listener, MAX_CONNECTIONS_DEFAULT, Pin, Timeouts, Waits,
+    Workers,
+};
 
 /// Names that the maps have slots for.
 const NAMES_MAX: usize = (SLOTS_MAX - slot::FIRST_NAMED) as usize;
@@ -53,7 +57,11 @@ pub(super) fn validate(settings: &Settings) -> Result<Config, ConfigError> {
     let listeners = listeners(&settings.listener)?;
     let backends = backends(&settings.backend)?;
     let databases = databases(&settings.database, &backends)?;
-    let limits = limits(&settings.limits)?;
+    let mut limits = limits(&settings.limits)?;
+    let of_backends = settings.backend.iter();
+    limits.waits.backend = of_backends
+        .map(|(name, backend)| (name.clone().into_bytes(), backend.max_connections.policy()))
+        .collect();
     let names = limits.user.len() + limits.database.len() + backends.len();
     if names > NAMES_MAX {
         let cause = format!("{names} names of users, databases and backends");
@@ -176,13 +184,13 @@ fn limits(settings: &LimitSettings) -> Result<Limits, ConfigError> {
         )),
         setting => Ok(setting),
     };
-    let named = |key: &str, map| -> Result<BTreeMap<Vec<u8>, Setting>, ConfigError> {
-        let entries = by_name(key, map)?.into_iter();
-        entries
-            .map(|(name, value)| {
-                plain(&format!("{key}.{}", name::Escaped(&name)), *value).map(|value| (name, value))
-            })
-            .collect()
+    let (user, user_waits) = named_limits("limits.user", &settings.user)?;
+    let (database, database_waits) = named_limits("limits.database", &settings.database)?;
+    let max_connections_auto = settings.max_connections.max.0 == Setting::Auto;
+    let max_connections = if max_connections_auto {
+        LimitValue(Setting::AtMost(MAX_CONNECTIONS_DEFAULT))
+    } else {
+        settings.max_connections.max
     };
     let per_source = plain("limits.ceiling_per_source", settings.ceiling_per_source)?;
     if per_source != Setting::Unlimited {
@@ -193,17 +201,48 @@ fn limits(settings: &LimitSettings) -> Result<Limits, ConfigError> {
         ));
     }
     Ok(Limits {
-        max_connections: plain("limits.max_connections", settings.max_connections)?,
+        max_connections: plain("limits.max_connections", max_connections)?,
+        max_connections_auto,
         max_pending: not_none("max_pending", settings.max_pending)
             .and_then(|setting| plain("limits.max_pending", LimitValue(setting)))?,
         ceiling: settings.ceiling.0,
         over_headroom: not_none("over_headroom", settings.over_headroom)?,
         ceiling_per_source: per_source,
-        default_user: plain("limits.default_user", settings.default_user)?,
-        default_database: plain("limits.default_database", settings.default_database)?,
-        user: named("limits.user", &settings.user)?,
-        database: named("limits.database", &settings.database)?,
+        default_user: plain("limits.default_user", settings.default_user.max)?,
+        default_database: plain("limits.default_database", settings.default_database.max)?,
+        user,
+        database,
+        waits: Waits {
+            max_connections: SessionLimit {
+                max: max_connections,
+                ..settings.max_connections
+            }
+            .policy(),
+            default_user: settings.default_user.policy(),
+            default_database: settings.default_database.policy(),
+            user: user_waits,
+            database: database_waits,
+            // Theirs are in another table.
+            backend: BTreeMap::new(),
+        },
     })
+}
+
+type ByName<T> = BTreeMap<Vec<u8>, T>;
+
+/// The limits of a table by name, and how long they let clients wait.
+fn named_limits(
+    key: &str,
+    table: &BTreeMap<String, SessionLimit>,
+) -> Result<(ByName<Setting>, ByName<WaitPolicy>), ConfigError> {
+    let mut limits = BTreeMap::new();
+    let mut waits = BTreeMap::new();
+    for (name, limit) in by_name(key, table)? {
+        let setting = plain(&format!("{key}.{}", name::Escaped(&name)), limit.max)?;
+        limits.insert(name.clone(), setting);
+        waits.insert(name, limit.policy());
+    }
+    Ok((limits, waits))
 }
 
 /// A limit that nothing derives.
@@ -211,7 +250,7 @@ pub(super) fn plain(setting: &str, value: LimitValue) -> Result<Setting, ConfigE
     match value.0 {
         Setting::Auto => Err(invalid(
             setting,
-            "\"auto\" is for ceilings and over_headroom only".to_owned(),
+            "\"auto\" is for ceilings, over_headroom and max_connections only".to_owned(),
             "use a number, 0 (unlimited) or \"none\"",
         )),
         setting => Ok(setting),

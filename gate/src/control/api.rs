@@ -173,6 +173,17 @@ pub struct Process {
     pub open_fds: Option<u64>,
     /// File descriptors that it may open.
     pub max_fds: Option<u64>,
+    /// Present if the descriptors allow less than the default of
+    /// `max_connections`: what they allow.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lowered_to: Option<u64>,
+    /// Clients that wait for a place under a limit.
+    #[serde(default)]
+    pub waiting: u32,
+    /// Clients that waited since the start, by what became of them; outcomes that
+    /// never happened are left out.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub waited: BTreeMap<String, u64>,
     /// Refusals since the start, by reason; those that never happened are
     /// left out.
     pub rejected: BTreeMap<String, u64>,

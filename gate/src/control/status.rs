@@ -4,12 +4,14 @@
 use std::io;
 use std::time::Instant;
 
+use gate_common::limit::Setting;
+
 use super::api::{AddressHealth, BackendHealth, Process, Status, WorkerLoad};
 use super::{Shared, connections, limited};
-use crate::config::name;
+use crate::config::{Config, MAX_CONNECTIONS_DEFAULT, name};
 use crate::host;
 use crate::ledger::{Ledger, LimitSource};
-use crate::session::outcome::Reason;
+use crate::session::outcome::{Reason, WaitOutcome};
 use crate::state::{KernelState, ListenerInfo, Phase, State};
 
 /// Of the gate that this process is.
@@ -33,6 +35,9 @@ pub(super) fn of_process(shared: &Shared) -> io::Result<Status> {
         workers: state.stats.len(),
         open_fds: host::count_open_fds().ok(),
         max_fds: (state.fds_max != u64::MAX).then_some(state.fds_max),
+        lowered_to: lowered_to(&config),
+        waiting: state.waiting.len(),
+        waited: waited(state),
         rejected: rejected(state),
         worker_loads: worker_loads(state),
         backends: backends(state),
@@ -104,6 +109,25 @@ fn backends(state: &State) -> Vec<BackendHealth> {
             .collect(),
     });
     health.collect()
+}
+
+fn lowered_to(config: &Config) -> Option<u64> {
+    match config.limits.max_connections {
+        Setting::AtMost(number)
+            if config.limits.max_connections_auto && number < MAX_CONNECTIONS_DEFAULT =>
+        {
+            Some(number)
+        }
+        _ => None,
+    }
+}
+
+fn waited(state: &State) -> std::collections::BTreeMap<String, u64> {
+    let counts = WaitOutcome::ALL.iter().map(|outcome| {
+        let of_workers = state.stats.iter().map(|stats| stats.waited_count(*outcome));
+        (outcome.label().to_owned(), of_workers.sum())
+    });
+    counts.filter(|(_, count)| *count > 0).collect()
 }
 
 fn rejected(state: &State) -> std::collections::BTreeMap<String, u64> {

@@ -7,7 +7,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::outcome::{CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure};
+use super::outcome::{
+    CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure, WaitOutcome,
+};
 use crate::proto::first_packet::Identity;
 use crate::proto::refusal::Refusal;
 
@@ -22,6 +24,15 @@ pub enum Input<'a> {
     ClientLost,
     /// The ledger's answer to [`Action::Admit`].
     Admission(Result<(), Reason>),
+    /// The other answer to [`Action::Admit`]: the client has joined the queue.
+    Wait {
+        /// How long it may wait.
+        wait: Duration,
+        /// The limit that refused it, and will again when the time is over.
+        reason: Reason,
+    },
+    /// A client that waits may ask again, or is to see that gate drains.
+    Turn,
     /// The backend's connection stands.
     Connected,
     /// The backend could not be reached.
@@ -50,6 +61,9 @@ pub enum Action {
     Reply(u8),
     /// Ask the ledger for this identity's slots, and feed the answer.
     Admit(Arc<Identity>),
+    /// Take the client out of the queue of those that wait, and count what became
+    /// of it.
+    EndWait(WaitOutcome),
     /// Connect to the backend of [`super::Session::identity`]. Read nothing from
     /// the client meanwhile, but watch it.
     Dial,

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::event::{Action, Count, Deadlines, Input, LINGER, OVER_STARTUP};
-use super::outcome::{CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure};
+use super::outcome::{
+    CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure, WaitOutcome,
+};
 use crate::proto::backend::{BackendKey, LoginScanner};
 use crate::proto::first_packet::{self, FirstPacket, Identity, Invalid, Negotiated};
 use crate::proto::refusal::Refusal;
@@ -47,6 +49,8 @@ enum Phase {
     Startup,
     /// Waits for the ledger.
     Admission,
+    /// Waits in the queue for a place under the limit that refused it.
+    Waiting(Reason),
     /// Waits for the backend's connection.
     Dialing,
     /// Relays, and watches the backend for ReadyForQuery.
@@ -123,6 +127,12 @@ impl Session {
         self.phase == Phase::Startup
     }
 
+    /// Whether the client waits in the queue: a refusal leaves it there.
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        matches!(self.phase, Phase::Waiting(_))
+    }
+
     /// Whether the backend's bytes are to be shown before they are passed on.
     #[must_use]
     pub fn watches_backend(&self) -> bool {
@@ -171,6 +181,7 @@ impl Session {
         match self.phase {
             Phase::Startup => self.in_startup(input, out),
             Phase::Admission => self.in_admission(input, out),
+            Phase::Waiting(reason) => self.in_waiting(reason, input, out),
             Phase::Dialing => self.in_dialing(input, out),
             Phase::Login | Phase::Relay => self.in_relay(input, out),
             Phase::CancelDialing | Phase::Cancelling => self.in_cancel(input, out),
@@ -273,14 +284,44 @@ impl Session {
 
     fn in_admission(&mut self, input: Input<'_>, out: &mut Vec<Action>) {
         match input {
-            Input::Admission(Ok(())) => {
-                self.phase = Phase::Dialing;
-                out.push(Action::Deadline(Some(self.deadlines.connect)));
-                out.push(Action::Dial);
-            }
+            Input::Admission(Ok(())) => self.dial(out),
             Input::Admission(Err(reason)) => self.reject(reason, out),
+            Input::Wait { wait, reason } => {
+                self.phase = Phase::Waiting(reason);
+                out.push(Action::Deadline(Some(wait)));
+            }
             _ => {}
         }
+    }
+
+    fn dial(&mut self, out: &mut Vec<Action>) {
+        self.phase = Phase::Dialing;
+        out.push(Action::Deadline(Some(self.deadlines.connect)));
+        out.push(Action::Dial);
+    }
+
+    fn in_waiting(&mut self, reason: Reason, input: Input<'_>, out: &mut Vec<Action>) {
+        let refused_for = match (input, self.doomed) {
+            (Input::Turn, Some(doom)) => doom,
+            (Input::DeadlinePassed, _) => reason,
+            (Input::Stop, _) => Reason::Draining,
+            (Input::Turn, None) => {
+                return out.extend(self.identity.clone().map(Action::Admit));
+            }
+            (Input::Admission(Ok(())), _) => {
+                out.push(Action::EndWait(WaitOutcome::Admitted));
+                return self.dial(out);
+            }
+            // It asked and was not admitted: that is its outcome, though it did
+            // not stay to hear it.
+            (Input::ClientEnded | Input::ClientLost, _) => {
+                out.push(Action::EndWait(WaitOutcome::Left));
+                return self.close_counted(Count::Rejected(reason), out);
+            }
+            _ => return,
+        };
+        out.push(Action::EndWait(WaitOutcome::Refused));
+        self.reject(refused_for, out);
     }
 
     fn in_dialing(&mut self, input: Input<'_>, out: &mut Vec<Action>) {

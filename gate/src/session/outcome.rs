@@ -118,6 +118,18 @@ outcomes! {
 }
 
 outcomes! {
+    /// What became of a client that waited for a place.
+    WaitOutcome {
+        /// It was admitted.
+        Admitted = "admitted",
+        /// Its time was over, or gate ended.
+        Refused = "refused",
+        /// It left.
+        Left = "left",
+    }
+}
+
+outcomes! {
     /// Why an admitted session ended.
     CloseReason {
         /// The client closed, the backend followed.

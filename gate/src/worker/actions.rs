@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::Worker;
+use super::admit::Answer;
 use super::connection::{Connection, Mode, PollState};
 use super::flow::Flow;
 use super::machine::{Key, Kind, Machine, Watch};
@@ -45,10 +46,11 @@ impl<M: Machine> Worker<M> {
             let action = std::mem::replace(&mut actions[next], Action::DropBackendData);
             next += 1;
             if let Action::Admit(who) = action {
-                if let Some(verdict) = self.admit(id, &who) {
+                let answer = self.admit(id, &who);
+                for input in answer.into_iter().flat_map(Answer::inputs) {
                     self.connections[id as usize]
                         .session
-                        .handle(Input::Admission(verdict), &mut actions);
+                        .handle(input, &mut actions);
                 }
             } else {
                 self.act(id, action, now);
@@ -78,6 +80,10 @@ impl<M: Machine> Worker<M> {
                 self.enqueue(id);
             }
             Action::Refuse(refusal) => self.refuse(id, &refusal),
+            Action::EndWait(outcome) => {
+                self.stats.waited(outcome);
+                self.end_wait(id);
+            }
             Action::EndBackend => {
                 if let Some(backend) = &connection.backend {
                     self.machine.end(&backend.socket);
@@ -210,6 +216,7 @@ impl<M: Machine> Worker<M> {
     /// Closes everything, once no operation is in flight.
     fn close(&mut self, id: u32, reset_client: bool) {
         self.pending.remove(id);
+        self.end_wait(id);
         let connection = &mut self.connections[id as usize];
         connection.mode = Mode::Closing;
         connection.reset_client = reset_client;
@@ -244,7 +251,7 @@ impl<M: Machine> Worker<M> {
         let connection = &mut self.connections[id as usize];
         let watch = match connection.mode {
             Mode::Startup | Mode::Lingering => Watch::Once,
-            Mode::Dialing | Mode::Relaying => Watch::Changes,
+            Mode::Waiting | Mode::Dialing | Mode::Relaying => Watch::Changes,
             // The kernel's answer comes at once.
             Mode::Admitting | Mode::Closing => return,
         };

@@ -1,31 +1,154 @@
 //! Admission: the ledger is asked, the kernel answers.
 
 use std::os::fd::AsFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gate_common::errno::AdmitErrno;
 
 use super::Worker;
 use super::connection::Mode;
 use super::machine::{Key, Kind, Machine, Submitted};
+use crate::admission::{Join, Ticket, WaitsFor};
 use crate::ledger::{Applicant, STALE_RETRIES, Step};
 use crate::proto::first_packet::Identity;
 use crate::session::event::Input;
 use crate::session::outcome::Reason;
+use crate::waiting::{self, LOOK_AGAIN};
+
+/// What a session is told that asked for its slots.
+#[derive(Clone, Copy, Debug)]
+pub enum Answer {
+    /// The ledger's.
+    Verdict(Result<(), Reason>),
+    /// It waits.
+    Wait {
+        /// For so long.
+        wait: Duration,
+        /// Why it was refused.
+        reason: Reason,
+        /// It is first of its line, and asks once more before it sleeps.
+        is_head: bool,
+    },
+}
+
+impl Answer {
+    /// As the session hears it.
+    pub fn inputs(self) -> impl Iterator<Item = Input<'static>> {
+        let (first, second) = match self {
+            Self::Verdict(verdict) => (Input::Admission(verdict), None),
+            Self::Wait {
+                wait,
+                reason,
+                is_head,
+            } => (Input::Wait { wait, reason }, is_head.then_some(Input::Turn)),
+        };
+        std::iter::once(first).chain(second)
+    }
+}
 
 impl<M: Machine> Worker<M> {
-    /// Asks the ledger. `None`: the kernel's answer comes with its completion.
-    pub(super) fn admit(&mut self, id: u32, who: &Identity) -> Option<Result<(), Reason>> {
+    /// A session asks for its slots. Returns what it is to be told; nothing if
+    /// the kernel's answer comes with a completion.
+    pub(super) fn admit(&mut self, id: u32, who: &Identity) -> Option<Answer> {
         self.pending.remove(id);
+        let now = self.machine.now();
+        let connection = &mut self.connections[id as usize];
+        connection.asked = 0;
+        if !connection.session.is_waiting() {
+            connection.active = now;
+            connection.backend_index = match &who.database {
+                Some(database) => self.config.databases.get(database).copied().unwrap_or(0) as u16,
+                None => 0,
+            };
+            // Behind others of its user it does not ask: first come, first
+            // served.
+            if let Some(limit) = self.state.waiting.line_of(&who.user) {
+                self.has_spoken(id);
+                return Some(self.join(id, who, limit));
+            }
+        }
         let connection = &mut self.connections[id as usize];
         connection.pending = false;
         connection.mode = Mode::Admitting;
-        connection.asked = 0;
-        connection.backend_index = match &who.database {
-            Some(database) => self.config.databases.get(database).copied().unwrap_or(0) as u16,
-            None => 0,
+        let verdict = self.ask(id, who)?;
+        Some(self.answer(id, who, verdict))
+    }
+
+    /// What a verdict means for the session: a refusal may be worth a wait.
+    fn answer(&mut self, id: u32, who: &Identity, verdict: Result<(), Reason>) -> Answer {
+        let connection = &mut self.connections[id as usize];
+        let took = self
+            .machine
+            .now()
+            .saturating_duration_since(connection.active);
+        if connection.session.is_waiting() {
+            connection.mode = Mode::Waiting;
+            return Answer::Verdict(verdict);
+        }
+        self.stats.admission_took(took);
+        let backend = &self.config.backends[usize::from(connection.backend_index)];
+        let limit = match verdict {
+            Ok(()) => None,
+            Err(reason) => waiting::waits_for(reason, &applicant(who, &backend.name)),
         };
-        self.ask(id, who)
+        match limit {
+            Some(limit) => self.join(id, who, limit),
+            None => Answer::Verdict(verdict),
+        }
+    }
+
+    /// Joins the line of its user, if this limit lets clients wait.
+    fn join(&mut self, id: u32, who: &Identity, limit: WaitsFor) -> Answer {
+        let reason = waiting::reason_of(&limit);
+        let policy = self.config.limits.waits.policy(&limit);
+        if !policy.waits() {
+            return Answer::Verdict(Err(reason));
+        }
+        let ticket = self.ticket(id);
+        let waiting = &self.state.waiting;
+        let is_head = match waiting.join(ticket, &who.user, limit, policy.max_waiting) {
+            Join::TooMany => return Answer::Verdict(Err(reason)),
+            Join::Head => true,
+            Join::Behind => false,
+        };
+        let connection = &mut self.connections[id as usize];
+        connection.waits = true;
+        connection.mode = Mode::Waiting;
+        self.waiters += 1;
+        Answer::Wait {
+            wait: policy.wait,
+            reason,
+            is_head,
+        }
+    }
+
+    /// The session waits no more.
+    pub(super) fn end_wait(&mut self, id: u32) {
+        if std::mem::take(&mut self.connections[id as usize].waits) {
+            self.waiters -= 1;
+            self.state.end_wait(self.ticket(id));
+        }
+    }
+
+    /// Lets those ask whose turn it is.
+    pub(super) fn offer_turns(&mut self, now: Instant) {
+        self.look_at = (self.waiters > 0).then(|| now + LOOK_AGAIN);
+        for ticket in self.state.waiting.ready(self.id as u16) {
+            let connection = self.connections.get(ticket.id as usize);
+            if connection.is_some_and(|connection| {
+                connection.generation == ticket.generation && connection.mode == Mode::Waiting
+            }) {
+                self.feed(ticket.id, Input::Turn, now);
+            }
+        }
+    }
+
+    fn ticket(&self, id: u32) -> Ticket {
+        Ticket {
+            worker: self.id as u16,
+            id,
+            generation: self.connections[id as usize].generation,
+        }
     }
 
     fn ask(&mut self, id: u32, who: &Identity) -> Option<Result<(), Reason>> {
@@ -85,8 +208,13 @@ impl<M: Machine> Worker<M> {
             decided => decided,
         };
         if let Some(verdict) = verdict {
-            self.feed(key.index, Input::Admission(verdict), now);
+            let answer = self.answer(key.index, &who, verdict);
+            for input in answer.inputs() {
+                self.feed(key.index, input, now);
+            }
             self.watch(key.index, Kind::Client);
+            // It may have left meanwhile.
+            self.advance(key.index, now);
         }
     }
 

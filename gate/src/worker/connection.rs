@@ -17,6 +17,8 @@ pub enum Mode {
     Startup,
     /// The kernel is asked for the session's slots.
     Admitting,
+    /// It waits for a slot; the client is watched but not read.
+    Waiting,
     /// The backend is being connected; the client is watched but not read.
     Dialing,
     /// Bytes go both ways.
@@ -191,6 +193,8 @@ pub struct Connection<M: Machine> {
     pub dials_next: bool,
     /// How the sockets are driven.
     pub mode: Mode,
+    /// Has a place in the queue of those that wait.
+    pub waits: bool,
     /// Counted as pending by the ledger.
     pub pending: bool,
     /// How often the kernel was asked for this session's slots.
@@ -244,6 +248,7 @@ impl<M: Machine> Connection<M> {
             tried: 0,
             dials_next: false,
             mode: Mode::Startup,
+            waits: false,
             pending: false,
             asked: 0,
             admitting: false,

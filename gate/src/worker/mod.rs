@@ -112,6 +112,10 @@ pub struct Worker<M: Machine> {
     /// Connections whose backend is dialled again, for want of a descriptor.
     redials: Vec<u32>,
     redial_at: Option<Instant>,
+    /// Connections that wait for a slot.
+    waiters: usize,
+    /// When those that wait ask again.
+    look_at: Option<Instant>,
     /// A connection lives on the spare descriptor.
     spare_lent: bool,
     /// Connections being refused for want of descriptors.
@@ -166,6 +170,8 @@ impl<M: Machine> Worker<M> {
             accept_retry: None,
             redials: Vec::new(),
             redial_at: None,
+            waiters: 0,
+            look_at: None,
             spare_lent: false,
             on_reserve: 0,
             exhausted: false,
@@ -220,6 +226,9 @@ impl<M: Machine> Worker<M> {
         if self.redial_at.is_some_and(|at| at <= now) {
             self.redial(now);
         }
+        if self.waiters > 0 && self.look_at.is_none_or(|at| at <= now) {
+            self.offer_turns(now);
+        }
         self.close_finished();
         if self.phase == Phase::Stopping && self.connections.is_empty() {
             return Ok(ControlFlow::Break(()));
@@ -257,6 +266,7 @@ impl<M: Machine> Worker<M> {
             .into_iter()
             .chain(self.accept_retry)
             .chain(self.redial_at)
+            .chain(self.look_at)
             .min();
         next.map_or(WAIT_MAX, |at| {
             at.saturating_duration_since(now).min(WAIT_MAX)
@@ -279,6 +289,7 @@ impl<M: Machine> Worker<M> {
             }
             Event::Ready(_) | Event::PollEnded if key.kind == Kind::Waker => {
                 self.machine.clear_waker();
+                self.look_at = None;
                 if !more {
                     self.machine.poll_waker(key)?;
                 }
@@ -320,6 +331,7 @@ impl<M: Machine> Worker<M> {
             Mode::Startup => self.read_startup(id, now),
             // Its answer comes with a completion.
             Mode::Admitting => {}
+            Mode::Waiting => self.watch_client(id, now),
             Mode::Dialing => self.watch_dial(id, now),
             Mode::Relaying => self.relay(id, now),
             Mode::Lingering => self.drop_client_data(id, now),
@@ -384,7 +396,10 @@ impl<M: Machine> Worker<M> {
         let ids: Vec<u32> = self.connections.iter().map(|(id, _)| id as u32).collect();
         for id in ids {
             match phase {
-                Phase::Draining => self.connections[id as usize].session.doom(Reason::Draining),
+                Phase::Draining => {
+                    self.connections[id as usize].session.doom(Reason::Draining);
+                    self.feed(id, Input::Turn, now);
+                }
                 Phase::Stopping => self.feed(id, Input::Stop, now),
                 Phase::Starting | Phase::Serving => {}
             }
@@ -417,6 +432,7 @@ impl<M: Machine> Worker<M> {
             }
             if let Some(entry) = connection.entry.take() {
                 self.state.ledger.closed(entry);
+                self.state.slots_released();
             }
             self.state.give_fds(u64::from(connection.fds));
             if connection.on_reserve {

@@ -56,8 +56,8 @@ impl<M: Machine> Worker<M> {
         self.hot = hot;
     }
 
-    /// Sees whether the backend is connected, and whether the client is there.
-    pub(super) fn watch_dial(&mut self, id: u32, now: Instant) {
+    /// Sees whether a client that is not read is there.
+    pub(super) fn watch_client(&mut self, id: u32, now: Instant) {
         let connection = &mut self.connections[id as usize];
         if let Some(client) = &connection.client {
             if client.is_broken() {
@@ -66,6 +66,11 @@ impl<M: Machine> Worker<M> {
                 self.feed(id, Input::ClientEnded, now);
             }
         }
+    }
+
+    /// Sees whether the backend is connected, and whether the client is there.
+    pub(super) fn watch_dial(&mut self, id: u32, now: Instant) {
+        self.watch_client(id, now);
         let connection = &mut self.connections[id as usize];
         if connection.mode != Mode::Dialing {
             return;

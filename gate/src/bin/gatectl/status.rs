@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gate::control::api::{BackendHealth, Status, WorkerLoad};
+use gate::control::api::{BackendHealth, Process, Status, WorkerLoad};
 
 use crate::connections::listener_table;
 use crate::output::{Output, Table, limit};
@@ -36,6 +36,13 @@ pub fn text(status: &Status) -> String {
         ("limited now", limited(status)),
     ];
     if let Some(process) = &status.process {
+        if let Some(lowered) = process.lowered_to {
+            let note = format!("max_connections to {lowered}: RLIMIT_NOFILE allows no more");
+            lines.push(("lowered", note));
+        }
+        if let Some(waiting) = waiting(process) {
+            lines.push(("waiting", waiting));
+        }
         let refused: Vec<String> = process
             .rejected
             .iter()
@@ -156,6 +163,23 @@ fn kernel(status: &Status) -> String {
         (None, "off") => "off; ceilings are not enforced".to_owned(),
         (None, state) => state.to_owned(),
     }
+}
+
+/// Nothing if nobody waits or ever waited: most limits refuse at once.
+fn waiting(process: &Process) -> Option<String> {
+    if process.waiting == 0 && process.waited.is_empty() {
+        return None;
+    }
+    let before = process.waited.iter();
+    let before: Vec<String> = before
+        .map(|(outcome, count)| format!("{outcome} {count}"))
+        .collect();
+    let since = if before.is_empty() {
+        String::new()
+    } else {
+        format!("; before: {}", before.join(", "))
+    };
+    Some(format!("{} now{since}", process.waiting))
 }
 
 fn limited(status: &Status) -> String {

@@ -160,6 +160,19 @@ fn the_status_is_one_screen() {
 }
 
 #[test]
+fn waiters_are_shown_once_there_were_some() {
+    let gate = Gate::start();
+    let mut status: Status = gate.target().status().expect("read");
+    assert!(!status::text(&status).contains("waiting"));
+    let process = status.process.as_mut().expect("it runs");
+    process.waiting = 3;
+    process.waited = [("admitted".to_owned(), 7), ("left".to_owned(), 1)].into();
+    let text = status::text(&status);
+    let line = "waiting         3 now; before: admitted 7, left 1\n";
+    assert!(text.contains(line), "{text}");
+}
+
+#[test]
 fn many_workers_are_one_line_of_the_status() {
     let gate = Gate::start();
     let mut status: Status = gate.target().status().expect("read");

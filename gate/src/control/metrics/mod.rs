@@ -23,7 +23,9 @@ use crate::backends::AddressReport;
 use crate::config::name;
 use crate::host;
 use crate::ledger::{LimitKey, LimitRow};
-use crate::session::outcome::{CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure};
+use crate::session::outcome::{
+    CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure, WaitOutcome,
+};
 use crate::state::{KernelState, State};
 use crate::stats::{ACCEPT_ERRORS, Direction, HistogramSnapshot, Stats};
 use series::{Labels, OTHER, Series, gauge_value, labels, limit_value};
@@ -85,6 +87,19 @@ impl Gate {
             "gate_connections_pending",
             "Accepted connections without a valid startup packet",
             self.by_listener(|words| &words.pending),
+        )?;
+        out.gauge(
+            "gate_connections_waiting",
+            "Clients that wait for a place under a limit",
+            i64::from(state.waiting.len()),
+        )?;
+        out.counters(
+            "gate_waited",
+            "Clients that have waited for a place",
+            WaitOutcome::ALL.iter().map(|outcome| {
+                let count = self.sum(|stats| stats.waited_count(*outcome));
+                (labels([("outcome", outcome.label().to_owned())]), count)
+            }),
         )?;
         out.gauge(
             "gate_connection_limit",

@@ -7,7 +7,10 @@ use std::time::Duration;
 use super::super::limited::Limited;
 use super::super::metrics;
 use super::Fixture;
-use crate::session::outcome::{CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure};
+use crate::admission::WaitsFor;
+use crate::session::outcome::{
+    CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure, WaitOutcome,
+};
 use crate::stats::Direction;
 
 /// Sample (name and labels, as written) to value.
@@ -144,6 +147,7 @@ fn every_count_shows_where_the_interface_says() {
     gate.pending();
     let stats = gate.state.stats.clone();
     for worker in &stats {
+        worker.waited(WaitOutcome::Admitted);
         worker.accepted();
         worker.holds(4);
         worker.rejected(0, Reason::User);
@@ -163,6 +167,13 @@ fn every_count_shows_where_the_interface_says() {
             .backends
             .failed(0, 0, ConnectFailure::Refused, now);
     }
+    let ticket = crate::admission::Ticket {
+        worker: 0,
+        id: 0,
+        generation: 0,
+    };
+    let waiting = &gate.state.waiting;
+    waiting.join(ticket, b"app", WaitsFor::User(b"app".to_vec()), 1);
     let samples = scrape(&gate);
     let expected = [
         (
@@ -182,6 +193,9 @@ fn every_count_shows_where_the_interface_says() {
             r#"gate_connections_pending{listener="127.0.0.1:6432"}"#,
             1.0,
         ),
+        ("gate_connections_waiting", 1.0),
+        (r#"gate_waited_total{outcome="admitted"}"#, 2.0),
+        (r#"gate_waited_total{outcome="left"}"#, 0.0),
         ("gate_connection_limit", 5000.0),
         ("gate_pending_limit", 1000.0),
         (
