@@ -3,6 +3,8 @@
 //! See LIFECYCLE.md for one connection's life by symbol name.
 
 pub mod admission;
+pub mod backends;
+pub mod budget;
 pub mod config;
 pub mod control;
 pub mod host;
@@ -14,6 +16,7 @@ mod server;
 pub mod session;
 pub mod state;
 pub mod stats;
+pub mod waiting;
 pub mod worker;
 
 pub use server::{RunError, run};

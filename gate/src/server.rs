@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use gate_common::abi::slot;
+use gate_common::limit::Limit;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::config::{Config, ConfigSource, KernelMode, Pin};
+use crate::budget;
+use crate::config::{Config, ConfigError, ConfigSource, KernelMode, Pin, TcpOptions};
 use crate::control::{self, ControlError, log};
-use crate::host::{
-    self, FDS_PER_SESSION, FdBudget, InstanceLock, InstanceLockError, PinsLock, Waker,
-};
+use crate::host::{self, FdBudget, InstanceLock, InstanceLockError, PinsLock, Waker};
 use crate::kernel::{KernelError, Plane, PlaneOptions};
 use crate::ledger::{Ledger, NamesError};
 use crate::ring::{Ring, RingError};
@@ -32,8 +32,9 @@ const BACKLOG: i32 = 4096;
 /// How long an address may stay busy after an earlier gate: the kernel tears a
 /// killed process's rings down a little later than the process.
 const BIND_PATIENCE: Duration = Duration::from_secs(2);
-/// Descriptors that a worker opens once it runs: its ring, its spare.
-const FDS_PER_WORKER: u64 = 4;
+/// Descriptors of a worker beside its listeners: its waker, its ring, its spare,
+/// and two to spare.
+const FDS_PER_WORKER: u64 = 5;
 
 /// Why gate did not start, or ended badly.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +42,9 @@ pub enum RunError {
     /// The host refuses what gate needs: exit code 3.
     #[error("{0}")]
     Host(String),
+    /// This host cannot run the configuration: exit code 2.
+    #[error("{0}")]
+    Config(#[from] ConfigError),
     /// Anything else: exit code 1.
     #[error("{0:#}")]
     Failed(#[from] anyhow::Error),
@@ -87,9 +91,9 @@ impl From<ControlError> for RunError {
 /// maps and links stay, as after every end.
 pub fn run(config: Config, source: ConfigSource) -> Result<(), RunError> {
     log::init(config.log_format);
-    let config = Arc::new(config);
     let fd_limit = host::raise_fd_limit().context("the limit on descriptors cannot be raised")?;
     drop(Ring::new()?);
+    host::check_congestion_controls(&config).map_err(RunError::Host)?;
     let directory = config.control.parent().unwrap_or(Path::new("/"));
     let _lock = InstanceLock::take(directory, &config.instance)?;
     for listener in &config.listeners {
@@ -97,6 +101,9 @@ pub fn run(config: Config, source: ConfigSource) -> Result<(), RunError> {
     }
 
     let (mut plane, kernel) = start_plane(&config)?;
+    // Before anything of the configuration is in force.
+    let fds = fd_budget(&config, fd_limit)?;
+    let config = Arc::new(fit(&config, &fds)?);
     let ledger = Arc::new(match &plane {
         Some(plane) => Ledger::kernel(plane.maps()),
         None => Ledger::local(),
@@ -105,11 +112,13 @@ pub fn run(config: Config, source: ConfigSource) -> Result<(), RunError> {
         Some(plane) => Some(PinsLock::take(plane.maps().directory())?),
         None => None,
     };
+    ledger.set_fd_cap(fds.sessions);
     ledger.apply_config(&config)?;
+    warn_of_runtime_limit(&ledger, &fds);
     let listeners = bind_all(&config, plane.as_ref(), &ledger)?;
     let kernel_log = plane.as_mut().and_then(Plane::take_logger);
 
-    let state = Arc::new(make_state(&config, ledger, &listeners, kernel, fd_limit)?);
+    let state = Arc::new(make_state(&config, ledger, &listeners, kernel, fds)?);
     let control = control::start(Arc::clone(&state), source, kernel_log)?;
     let (failed, failures) = mpsc::channel();
     let mut threads = Vec::new();
@@ -133,7 +142,7 @@ pub fn run(config: Config, source: ConfigSource) -> Result<(), RunError> {
         let _ = thread.join();
     }
     match (watch.join(), end) {
-        (Ok(Some(failure)), _) => Err(RunError::Failed(failure)),
+        (Ok(Some(failure)), _) => Err(failure),
         (_, Err(error)) => Err(error.into()),
         _ => Ok(()),
     }
@@ -187,29 +196,11 @@ fn make_state(
     ledger: Arc<Ledger>,
     listeners: &Listeners,
     kernel: KernelState,
-    fd_limit: u64,
+    fds: FdBudget,
 ) -> Result<State, RunError> {
     let workers = config.workers.count;
     let wakers: io::Result<Vec<Waker>> = (0..workers).map(|_| Waker::new()).collect();
     let wakers = wakers.context("no descriptor for a wake-up is left")?;
-    let open = host::count_open_fds().context("/proc/self/fd cannot be read")?;
-    let open = open + workers as u64 * FDS_PER_WORKER;
-    let Some(budget) = FdBudget::new(fd_limit, open) else {
-        return Err(RunError::Host(format!(
-            "RLIMIT_NOFILE is {fd_limit}, and gate itself needs {open} descriptors and a reserve: \
-             not one session fits; raise it (ulimit -n, or LimitNOFILE= in the unit)"
-        )));
-    };
-    ledger.set_fd_cap(budget.sessions);
-    let sessions_max = budget.sessions / FDS_PER_SESSION;
-    if ledger.plain_limit(slot::TOTAL).tokens() > sessions_max {
-        tracing::warn!(
-            descriptors = fd_limit,
-            sessions_max,
-            "max_connections is more than the descriptors allow: clients beyond sessions_max are \
-             refused with 53300; raise RLIMIT_NOFILE (LimitNOFILE=)"
-        );
-    }
     let stats = (0..workers)
         .map(|_| Arc::new(Stats::new(config.listeners.len(), config.backends.len())))
         .collect();
@@ -221,10 +212,51 @@ fn make_state(
         kernel,
         wakers,
     );
-    state.session_fds_max = budget.sessions;
-    state.pipes_max = budget.pipes;
-    state.fds_max = budget.limit;
+    state.session_fds_max = fds.sessions;
+    state.pipes_max = fds.pipes;
+    state.fds_max = fds.limit;
     Ok(state)
+}
+
+/// What sessions may hold beside all that gate opens until it serves.
+fn fd_budget(config: &Config, fd_limit: u64) -> Result<FdBudget, RunError> {
+    let open = host::count_open_fds().context("/proc/self/fd cannot be read")?;
+    let per_worker = FDS_PER_WORKER + config.listeners.len() as u64;
+    let open = open + config.workers.count as u64 * per_worker;
+    FdBudget::new(fd_limit, open).ok_or_else(|| {
+        RunError::Host(format!(
+            "RLIMIT_NOFILE is {fd_limit}, and gate itself needs {open} descriptors and a reserve: \
+             not one session fits; raise it (ulimit -n, or LimitNOFILE= in the unit)"
+        ))
+    })
+}
+
+/// The configuration with limits that this host can keep.
+fn fit(config: &Config, fds: &FdBudget) -> Result<Config, ConfigError> {
+    let fitted = budget::fit(config, fds)?;
+    if fitted.limits.max_connections != config.limits.max_connections {
+        tracing::warn!(
+            descriptors = fds.limit,
+            max_connections = fds.sessions_max(),
+            "max_connections is lowered from its default to what the descriptors allow; raise \
+             RLIMIT_NOFILE (LimitNOFILE=), or set it"
+        );
+    }
+    Ok(fitted)
+}
+
+/// `gatectl` set it for a gate that had more descriptors.
+fn warn_of_runtime_limit(ledger: &Ledger, fds: &FdBudget) {
+    if let Limit::AtMost(max_connections) = ledger.plain_limit(slot::TOTAL)
+        && max_connections > fds.sessions_max()
+    {
+        tracing::warn!(
+            max_connections,
+            sessions_max = fds.sessions_max(),
+            "max_connections, set at runtime, is more than the descriptors allow: clients beyond \
+             sessions_max are refused with 53300; unset it, or raise RLIMIT_NOFILE (LimitNOFILE=)"
+        );
+    }
 }
 
 /// Binds alone, without SO_REUSEPORT: another program of the same user could
@@ -266,7 +298,7 @@ fn bind_all(
         let mut address = listener.address;
         let mut row = Vec::new();
         for _ in 0..config.workers.count {
-            let socket = listen(address, plane, index)?;
+            let socket = listen(address, &listener.tcp, plane, index)?;
             // Port 0: the first socket's port is everybody's.
             let bound = socket.local_addr().context("a socket without an address")?;
             address = bound.as_socket().unwrap_or(address);
@@ -282,12 +314,16 @@ fn bind_all(
 }
 
 /// A socket of a listener's group, tagged before the first connection.
-fn listen(address: SocketAddr, plane: Option<&Plane>, index: u32) -> Result<Socket, RunError> {
+fn listen(
+    address: SocketAddr,
+    tcp: &TcpOptions,
+    plane: Option<&Plane>,
+    index: u32,
+) -> Result<Socket, RunError> {
     let failed = || format!("{address} cannot be listened on");
     let socket = new_socket(address).with_context(failed)?;
     socket.set_reuse_port(true).with_context(failed)?;
-    // Accepted sockets inherit it.
-    socket.set_tcp_nodelay(true).with_context(failed)?;
+    host::set_client_options(&socket, tcp).with_context(failed)?;
     socket.bind(&address.into()).with_context(failed)?;
     if let Some(plane) = plane {
         plane.tag_listener(std::os::fd::AsFd::as_fd(&socket), index)?;
@@ -307,7 +343,7 @@ fn spawn_worker(
     id: usize,
     state: &Arc<State>,
     sockets: Vec<Listening<Socket>>,
-    failed: mpsc::Sender<anyhow::Error>,
+    failed: mpsc::Sender<RunError>,
 ) -> Result<JoinHandle<()>, RunError> {
     let state = Arc::clone(state);
     let cpu = match &state.config().workers.pin {
@@ -338,8 +374,38 @@ fn spawn_worker(
         if let Err(error) = ended {
             tracing::error!("worker {id}: {error:#}");
             // Nobody listens any more when gate ends anyway.
-            let _ = failed.send(error.context(format!("worker {id} ended")));
+            let _ = failed.send(worker_ended(id, error));
         }
     };
     Ok(thread.spawn(body).context("a worker cannot be started")?)
+}
+
+/// The first ring of gate was a trial: a host may refuse the others, and is to be
+/// named for it as it is at the start.
+fn worker_ended(id: usize, error: anyhow::Error) -> RunError {
+    let refused = error.downcast_ref::<RingError>().is_some();
+    let error = error.context(format!("worker {id} ended"));
+    if refused {
+        RunError::Host(format!("{error:#}"))
+    } else {
+        RunError::Failed(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_without_a_ring_is_the_hosts_fault_and_another_failure_is_not() {
+        let refused = worker_ended(3, anyhow::Error::from(RingError::Memory).context("no ring"));
+        assert!(matches!(&refused, RunError::Host(_)), "{refused}");
+        let text = refused.to_string();
+        assert!(
+            text.contains("worker 3") && text.contains("RLIMIT_MEMLOCK"),
+            "{text}"
+        );
+        let failed = worker_ended(0, anyhow::anyhow!("panicked"));
+        assert!(matches!(failed, RunError::Failed(_)));
+    }
 }

@@ -3,12 +3,16 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Instant;
 
+use crate::admission::Ticket;
+use crate::backends::Backends;
 use crate::config::Config;
-use crate::host::{PIPES_MAX, Waker};
+use crate::host::{FdBudget, PIPES_MAX, Waker};
 use crate::ledger::Ledger;
 use crate::session::outcome::Reason;
 use crate::stats::Stats;
+use crate::waiting::Waiting;
 
 /// Where gate stands in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,6 +53,8 @@ pub struct State {
     config: RwLock<Arc<Config>>,
     /// Limits and counts.
     pub ledger: Arc<Ledger>,
+    /// Which addresses of the backends are up.
+    pub backends: Backends,
     /// In the order of the configuration.
     pub listeners: Vec<ListenerInfo>,
     /// One for each worker.
@@ -57,6 +63,8 @@ pub struct State {
     pub kernel: KernelState,
     /// Wakes each worker.
     pub wakers: Vec<Waker>,
+    /// Clients that wait for a slot.
+    pub waiting: Waiting,
     /// Connections that any worker evicted and has not closed yet: still pending
     /// by the ledger.
     pub evicting: AtomicU64,
@@ -83,12 +91,14 @@ impl State {
         wakers: Vec<Waker>,
     ) -> Self {
         Self {
+            backends: Backends::new(&config.backends, Instant::now()),
             config: RwLock::new(config),
             ledger,
             listeners,
             stats,
             kernel,
             wakers,
+            waiting: Waiting::default(),
             evicting: AtomicU64::new(0),
             session_fds: AtomicU64::new(0),
             session_fds_max: u64::MAX,
@@ -134,9 +144,31 @@ impl State {
         fits
     }
 
+    /// The descriptors, as limits are held against them.
+    #[must_use]
+    pub const fn fd_budget(&self) -> FdBudget {
+        FdBudget {
+            limit: self.fds_max,
+            sessions: self.session_fds_max,
+            pipes: self.pipes_max,
+        }
+    }
+
     /// Gives back what [`State::take_fds`] took.
     pub fn give_fds(&self, count: u64) {
         self.session_fds.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    /// Ends the wait of a client: admitted, out of time, or gone. Returns whether
+    /// it waited.
+    pub fn end_wait(&self, ticket: Ticket) -> bool {
+        self.waiting
+            .leave(ticket, |worker| self.wake_worker(worker))
+    }
+
+    /// To be called after the close of a session that was admitted.
+    pub fn slots_released(&self) {
+        self.waiting.released(|worker| self.wake_worker(worker));
     }
 
     /// Where gate stands.
@@ -154,6 +186,12 @@ impl State {
     pub fn advance(&self, phase: Phase) {
         self.phase.fetch_max(phase as u8, Ordering::AcqRel);
         self.wake_workers();
+    }
+
+    fn wake_worker(&self, worker: u16) {
+        if let Some(waker) = self.wakers.get(usize::from(worker)) {
+            waker.wake();
+        }
     }
 
     fn wake_workers(&self) {

@@ -11,7 +11,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::session::outcome::{CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure};
+use crate::session::outcome::{
+    CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure, WaitOutcome,
+};
 
 /// Buckets of a histogram that have an upper bound; one more has none.
 pub const HISTOGRAM_BUCKETS: usize = 24;
@@ -69,6 +71,7 @@ pub struct Stats {
     startup_failures: [Counter; StartupFailure::ALL.len()],
     closed: [Counter; CloseReason::ALL.len()],
     cancels: [Counter; CancelOutcome::ALL.len()],
+    waited: [Counter; WaitOutcome::ALL.len()],
     accept_errors: [Counter; ACCEPT_ERRORS.len() + 1],
     /// By listener, in the order of the configuration.
     rejected: Box<[Row<{ Reason::ALL.len() }>]>,
@@ -90,6 +93,7 @@ impl Stats {
             startup_failures: Default::default(),
             closed: Default::default(),
             cancels: Default::default(),
+            waited: Default::default(),
             accept_errors: Default::default(),
             rejected: (0..listeners).map(|_| Row::default()).collect(),
             connect_failures: (0..backends).map(|_| Row::default()).collect(),
@@ -137,6 +141,11 @@ impl Stats {
     /// A CancelRequest is done with.
     pub fn cancelled(&self, outcome: CancelOutcome) {
         self.cancels[outcome as usize].add(1);
+    }
+
+    /// A client waits no more.
+    pub fn waited(&self, outcome: WaitOutcome) {
+        self.waited[outcome as usize].add(1);
     }
 
     /// accept failed with a positive errno.
@@ -215,6 +224,12 @@ impl Stats {
     #[must_use]
     pub fn cancelled_count(&self, outcome: CancelOutcome) -> u64 {
         self.cancels[outcome as usize].get()
+    }
+
+    /// Clients that have waited.
+    #[must_use]
+    pub fn waited_count(&self, outcome: WaitOutcome) -> u64 {
+        self.waited[outcome as usize].get()
     }
 
     /// Failures of accept by the index of [`ACCEPT_ERRORS`]; past its end all
@@ -355,6 +370,9 @@ mod tests {
         stats.accept_failed(libc::EXDEV);
         assert_eq!(stats.accept_failed_count(0), 1);
         assert_eq!(stats.accept_failed_count(ACCEPT_ERRORS.len()), 1);
+        stats.waited(WaitOutcome::Left);
+        assert_eq!(stats.waited_count(WaitOutcome::Left), 1);
+        assert_eq!(stats.waited_count(WaitOutcome::Refused), 0);
         stats.accepted();
         stats.accepted();
         stats.holds(1);

@@ -157,7 +157,11 @@ fn accept_loop(listener: &TcpListener, state: &Arc<State>) {
 
 fn serve(mut stream: TcpStream, state: &State) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    let first = read_packet(&mut stream)?;
+    let mut first = read_packet(&mut stream)?;
+    if first == wire::GSSENC_REQUEST {
+        io::Write::write_all(&mut stream, b"N")?;
+        first = read_packet(&mut stream)?;
+    }
     if first.get(4..8) == Some(&wire::CANCEL_CODE.to_be_bytes()) {
         lock(&state.cancels).push(first);
         return Ok(());

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::host::{self, Cgroup, Usage};
 use crate::suite::{self, Plane};
-use crate::{binaries, session};
+use crate::{binaries, seccomp, session};
 
 /// How long a start may take; the kernel plane loads programs and probes.
 const START_LIMIT: Duration = Duration::from_secs(15);
@@ -31,6 +31,8 @@ pub struct Plan {
     pub settings: String,
     /// RLIMIT_NOFILE, soft and hard.
     pub nofile: Option<u64>,
+    /// What io_uring_setup(2) answers in place of a ring.
+    pub io_uring: Option<i32>,
     /// Instance and control socket of another gate, which keeps its pins.
     pub twin_of: Option<(String, PathBuf)>,
 }
@@ -44,6 +46,7 @@ impl Plan {
             backend: backend.to_string(),
             settings: settings.into(),
             nofile: None,
+            io_uring: None,
             twin_of: None,
         }
     }
@@ -289,7 +292,9 @@ impl Gate {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let processes = self.cgroup.as_ref().map(Cgroup::processes);
-        let nofile = self.plan.nofile;
+        let Plan {
+            nofile, io_uring, ..
+        } = self.plan;
         // SAFETY: runs between fork and exec in a process with one thread. It
         // makes system calls; opening the path may allocate, which is sound
         // after fork with glibc, whose allocator is fork-safe.
@@ -299,6 +304,7 @@ impl Gate {
                     OpenOptions::new().write(true).open(path)?.write_all(b"0")?;
                 }
                 nofile.map_or(Ok(()), limit_files)?;
+                io_uring.map_or(Ok(()), seccomp::refuse_io_uring)?;
                 host::die_with_parent(libc::SIGKILL)
             });
         }

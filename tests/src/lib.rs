@@ -16,6 +16,7 @@
 //! | [`kernel`] | a cgroup, network namespace and pin directory for each kernel test |
 //! | [`fuzz`] | the oracles of the fuzz targets |
 //! | [`sim`] | the real worker in worlds that are made by a seed |
+//! | [`seccomp`] | a system call that the kernel refuses |
 //! | [`clients`] | psql, pgbench and tokio-postgres with deadlines |
 
 pub mod backend;
@@ -29,6 +30,7 @@ pub mod kernel;
 pub mod observe;
 pub mod openmetrics;
 pub mod postgres;
+pub mod seccomp;
 pub mod session;
 pub mod sim;
 pub mod suite;

@@ -28,6 +28,7 @@ const DEADLINES: Deadlines = Deadlines {
     auth: Duration::from_secs(60),
     cancel: Duration::from_secs(10),
     idle: Duration::ZERO,
+    half_close: Duration::ZERO,
     abandoned: Duration::from_secs(60),
 };
 

@@ -2,5 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod pending;
+mod waiting;
 
 pub use pending::PendingSet;
+pub use waiting::{Join, Ticket, WaitQueue, WaitsFor};

@@ -20,7 +20,8 @@ use gate::config::{Config, ConfigError, ConfigSource, Flags, render, settings::S
 struct Line {
     #[command(flatten)]
     flags: Flags,
-    /// Validate the configuration and exit
+    /// Validate the configuration and exit; whether the descriptors of a host are
+    /// enough for its limits shows at the start on that host
     #[arg(long)]
     check: bool,
     /// Print the effective configuration (TOML, with its documentation) and exit
@@ -60,6 +61,7 @@ fn main() -> ExitCode {
             eprintln!("gate: {error}");
             ExitCode::from(match error {
                 RunError::Failed(_) => EXIT_FAILED,
+                RunError::Config(_) => EXIT_USAGE,
                 RunError::Host(_) => EXIT_HOST,
             })
         }

@@ -20,7 +20,8 @@ pub struct Flags {
     /// replaces the listeners of the file [default: 127.0.0.1:6432]
     #[arg(long, value_name = "ADDR", env = "GATE_LISTEN", value_delimiter = ',')]
     pub listen: Vec<String>,
-    /// The PostgreSQL server: address of the backend `default` [default: 127.0.0.1:5432]
+    /// The PostgreSQL server, backend `default`: host:port or the path of a unix socket
+    /// or of its directory [default: 127.0.0.1:5432]
     #[arg(long, value_name = "ADDR", env = "GATE_BACKEND")]
     pub backend: Option<String>,
     /// Worker threads: a number, or `auto` for one per CPU [default: auto]
@@ -103,7 +104,8 @@ impl Flags {
         if let Some(address) = &self.backend {
             let default = settings.backend.entry("default".to_owned());
             let backend: &mut BackendSettings = default.or_default();
-            backend.address.clone_from(address);
+            backend.address = Some(address.clone());
+            backend.addresses = None;
         }
         lay(&mut settings.workers.count, self.workers);
         lay(&mut settings.instance, self.instance.clone());
@@ -125,7 +127,7 @@ impl Flags {
             let known = file.iter().find(|listener| listener.address == *address);
             known.cloned().unwrap_or_else(|| ListenerSettings {
                 address: address.clone(),
-                ceiling: None,
+                ..ListenerSettings::default()
             })
         };
         self.listen.iter().map(listener).collect()

@@ -2,17 +2,21 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`backend`] | where PostgreSQL is, and how sockets are set up |
 //! | [`command`] | flags and environment, and where the configuration came from |
 //! | [`settings`] | the settings as written: one struct per TOML table, documented for its reader |
 //! | [`value`] | single values: limits, durations, pinning |
+//! | [`session_limit`] | limits on sessions, with the wait for a place |
 //! | [`render`] | settings as TOML with their documentation |
 //! | [`name`] | names of users and databases as text |
 //! | `validate` | from [`settings`] to [`Config`] |
 #![forbid(unsafe_code)]
 
+pub mod backend;
 pub mod command;
 pub mod name;
 pub mod render;
+pub mod session_limit;
 pub mod settings;
 mod validate;
 pub mod value;
@@ -24,7 +28,10 @@ use std::time::Duration;
 
 use gate_common::limit::Setting;
 
+use crate::admission::WaitsFor;
+pub use backend::{ADDRESSES_MAX, Address, Backend, Keepalive, TcpOptions};
 pub use command::{ConfigSource, Flags};
+pub use session_limit::WaitPolicy;
 pub use validate::{check_instance, control_path};
 pub use value::{KernelMode, LogFormat};
 
@@ -58,24 +65,18 @@ pub struct Config {
 }
 
 /// One address where clients connect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener {
     /// Where.
     pub address: SocketAddr,
     /// Sockets at this listener; [`Setting::Inherit`] takes [`Limits::ceiling`].
     pub ceiling: Setting,
+    /// How the sockets of its clients are set up.
+    pub tcp: TcpOptions,
 }
 
-/// One PostgreSQL server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Backend {
-    /// At most 63 bytes, a slot name and a metric label.
-    pub name: String,
-    /// Where.
-    pub address: SocketAddr,
-    /// Sockets to this backend.
-    pub max_connections: Setting,
-}
+/// `max_connections` unless it is written, where the descriptors allow so many.
+pub const MAX_CONNECTIONS_DEFAULT: u64 = 5000;
 
 /// How many may be connected. No setting here is [`Setting::Inherit`];
 /// [`Setting::Auto`] occurs in `ceiling` and `over_headroom` only.
@@ -83,6 +84,9 @@ pub struct Backend {
 pub struct Limits {
     /// Admitted sessions over all listeners.
     pub max_connections: Setting,
+    /// Nobody wrote that number: a start may lower it to what the descriptors
+    /// allow.
+    pub max_connections_auto: bool,
     /// Connections without a valid startup packet; never [`Setting::None`].
     pub max_pending: Setting,
     /// Sockets of each listener.
@@ -99,6 +103,39 @@ pub struct Limits {
     pub user: BTreeMap<Vec<u8>, Setting>,
     /// By name, 1 to 63 bytes.
     pub database: BTreeMap<Vec<u8>, Setting>,
+    /// Which of these refuse at once, and which let clients wait.
+    pub waits: Waits,
+}
+
+/// How long clients may wait for a place, by the limit that refused them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// For `max_connections`.
+    pub max_connections: WaitPolicy,
+    /// For the limit of a user without one of its own in the configuration.
+    pub default_user: WaitPolicy,
+    /// For the limit of a database without one of its own in the configuration.
+    pub default_database: WaitPolicy,
+    /// By name: each user that has a limit in the configuration.
+    pub user: BTreeMap<Vec<u8>, WaitPolicy>,
+    /// By name: each database that has a limit in the configuration.
+    pub database: BTreeMap<Vec<u8>, WaitPolicy>,
+    /// By name: every backend.
+    pub backend: BTreeMap<Vec<u8>, WaitPolicy>,
+}
+
+impl Waits {
+    /// The policy of a limit. One that `gatectl` set waits as the configuration
+    /// says for that name.
+    #[must_use]
+    pub fn policy(&self, limit: &WaitsFor) -> WaitPolicy {
+        match limit {
+            WaitsFor::Total => self.max_connections,
+            WaitsFor::User(name) => *self.user.get(name).unwrap_or(&self.default_user),
+            WaitsFor::Database(name) => *self.database.get(name).unwrap_or(&self.default_database),
+            WaitsFor::Backend(name) => self.backend.get(name).copied().unwrap_or_default(),
+        }
+    }
 }
 
 /// How long gate waits. Only `idle` (never) and `drain` (not at all) can be
@@ -115,6 +152,8 @@ pub struct Timeouts {
     pub cancel: Duration,
     /// For a session without a byte in either direction.
     pub idle: Duration,
+    /// For a session whose client has ended its side, without a byte; zero for never.
+    pub half_close: Duration,
     /// For sessions to end by themselves after SIGTERM.
     pub drain: Duration,
     /// For the backend to end a session whose client has vanished.
@@ -193,22 +232,17 @@ impl Config {
     /// only: all but limits and timeouts.
     #[must_use]
     pub fn fixed_differences(&self, old: &Self) -> Vec<&'static str> {
-        let addresses = |config: &Self| -> Vec<SocketAddr> {
-            config
-                .listeners
-                .iter()
-                .map(|listener| listener.address)
-                .collect()
+        let listener = |listener: &Listener| (listener.address, listener.tcp.clone());
+        let listeners =
+            |config: &Self| -> Vec<_> { config.listeners.iter().map(listener).collect() };
+        let backend = |backend: &Backend| Backend {
+            max_connections: Setting::Inherit,
+            ..backend.clone()
         };
-        let backends = |config: &Self| -> Vec<(String, SocketAddr)> {
-            let backends = config.backends.iter();
-            backends
-                .map(|backend| (backend.name.clone(), backend.address))
-                .collect()
-        };
+        let backends = |config: &Self| -> Vec<_> { config.backends.iter().map(backend).collect() };
         let differences = [
             ("instance", self.instance != old.instance),
-            ("listener", addresses(self) != addresses(old)),
+            ("listener", listeners(self) != listeners(old)),
             ("backend", backends(self) != backends(old)),
             ("database", self.databases != old.databases),
             ("workers", self.workers != old.workers),
@@ -229,5 +263,7 @@ fn parse(text: &str, origin: &str) -> Result<Settings, ConfigError> {
     })
 }
 
+#[cfg(test)]
+mod backend_tests;
 #[cfg(test)]
 mod tests;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
 
+use super::session_limit::SessionLimit;
 use super::settings::{
     BackendSettings, DatabaseSettings, LimitSettings, ListenerSettings, Settings, TimeoutSettings,
     WorkerSettings,
@@ -203,6 +204,19 @@ impl Scalar for String {
     }
 }
 
+impl Scalar for Vec<String> {
+    fn to_toml(&self) -> String {
+        let items: Vec<String> = self.iter().map(|item| quoted(item)).collect();
+        format!("[{}]", items.join(", "))
+    }
+}
+
+impl Scalar for u32 {
+    fn to_toml(&self) -> String {
+        self.to_string()
+    }
+}
+
 impl Scalar for PathBuf {
     fn to_toml(&self) -> String {
         quoted(&self.to_string_lossy())
@@ -216,6 +230,23 @@ impl Scalar for LimitValue {
             Setting::Unlimited => "0".to_owned(),
             Setting::Inherit | Setting::None | Setting::Auto => quoted(&self.to_string()),
         }
+    }
+}
+
+impl Scalar for SessionLimit {
+    fn to_toml(&self) -> String {
+        let max = self.max.to_toml();
+        if self.wait.0.is_zero() && self.max_waiting.is_none() {
+            return max;
+        }
+        let waiting = self
+            .max_waiting
+            .map(|count| format!(", max_waiting = {count}"));
+        let wait = self.wait.to_toml();
+        format!(
+            "{{ max = {max}, wait = {wait}{} }}",
+            waiting.unwrap_or_default()
+        )
     }
 }
 

@@ -13,6 +13,7 @@ use gate_common::limit::Setting;
 use serde::Deserialize;
 
 use super::render::{Render, Table, Text};
+use super::session_limit::SessionLimit;
 use super::value::{
     AdminValue, CountValue, DurationValue, KernelMode, LimitValue, LogFormat, PinValue,
 };
@@ -99,16 +100,50 @@ settings! {
         address: String = "127.0.0.1:6432".to_owned();
         /// Sockets at this listener alone, in place of `limits.ceiling`.
         ceiling: Option<LimitValue> = None, example "500";
+        /// Silence before a client is asked whether it is there; "0s" = never. With
+        /// the next three, a client that vanished is noticed within two minutes.
+        keepalive: DurationValue = seconds(60);
+        /// From one question to the next.
+        keepalive_interval: DurationValue = seconds(10);
+        /// Questions without an answer before the connection is ended.
+        keepalive_probes: u32 = 5;
+        /// For a client to take bytes that were sent to it (TCP_USER_TIMEOUT), also if
+        /// it is there and does not read; "0s" = the kernel's own, a quarter of an hour.
+        user_timeout: DurationValue = seconds(110);
+        /// Congestion control of its clients' connections, if not the system's; one of
+        /// /proc/sys/net/ipv4/tcp_available_congestion_control.
+        congestion_control: Option<String> = None, example "\"bbr\"";
     }
 }
 
 settings! {
     /// One PostgreSQL server.
     pub struct BackendSettings {
-        /// `host:port` or `[v6]:port`. A host name is resolved when gate starts.
-        address: String = String::new();
-        /// Sockets to this backend; 0 = unlimited.
-        max_connections: LimitValue = LimitValue(Setting::Unlimited);
+        /// `host:port` or `[v6]:port`; a host name is resolved when gate starts. Or a
+        /// unix socket: its path, or its directory for `.s.PGSQL.5432` in it.
+        address: Option<String> = None, example "\"127.0.0.1:5432\"";
+        /// Several in place of one, 16 at most: each session goes to the first one
+        /// that is up and answers.
+        addresses: Option<Vec<String>> = None,
+            example "[\"10.0.0.1:5432\", \"10.0.0.2:5432\"]";
+        /// How often several addresses, or one that failed, are checked; "0s" = never:
+        /// each session tries them in their order.
+        check: DurationValue = seconds(2);
+        /// Sockets to this backend; 0 = unlimited. With a wait as under `limits`.
+        max_connections: SessionLimit = Setting::Unlimited.into();
+        /// Silence before a server is asked whether it is there; "0s" = never. With
+        /// the next three, a server that vanished is noticed within two minutes.
+        keepalive: DurationValue = seconds(60);
+        /// From one question to the next.
+        keepalive_interval: DurationValue = seconds(10);
+        /// Questions without an answer before the connection is ended.
+        keepalive_probes: u32 = 5;
+        /// For a server to take bytes that were sent to it (TCP_USER_TIMEOUT), also if
+        /// it is there and does not read; "0s" = the kernel's own, a quarter of an hour.
+        user_timeout: DurationValue = seconds(110);
+        /// Congestion control of the connections, if not the system's; one of
+        /// /proc/sys/net/ipv4/tcp_available_congestion_control.
+        congestion_control: Option<String> = None, example "\"bbr\"";
     }
 }
 
@@ -123,8 +158,16 @@ settings! {
 settings! {
     /// How many may be connected.
     pub struct LimitSettings {
-        /// Admitted sessions over all listeners.
-        max_connections: LimitValue = LimitValue(Setting::AtMost(5000));
+        /// Admitted sessions over all listeners. "auto" is 5000, or what the file
+        /// descriptors allow if that is less; a number above that is an error.
+        ///
+        /// A limit on sessions, here and below and of a backend, refuses at once
+        /// unless it is written with a wait: { max = 50, wait = "200ms" }. Then a
+        /// client above it waits for a place, first come, first served per user, and
+        /// is refused only when its time is over. At most so many wait for it as
+        /// max_waiting says: { max = 50, wait = "200ms", max_waiting = 100 }; unless
+        /// said as many as may be admitted, and 16 at least. A wait is 60s at most.
+        max_connections: SessionLimit = Setting::Auto.into();
         /// Connections that were accepted and have not sent a valid startup packet
         /// yet. At the limit the longest-silent one is closed.
         max_pending: LimitValue = LimitValue(Setting::AtMost(1000));
@@ -139,15 +182,15 @@ settings! {
         /// Sockets of one source address. Only 0 (unlimited) is supported yet.
         ceiling_per_source: LimitValue = LimitValue(Setting::Unlimited);
         /// Sessions of each user that has no limit of its own below.
-        default_user: LimitValue = LimitValue(Setting::Unlimited);
+        default_user: SessionLimit = Setting::Unlimited.into();
         /// Sessions of each database that has no limit of its own below.
-        default_database: LimitValue = LimitValue(Setting::Unlimited);
+        default_database: SessionLimit = Setting::Unlimited.into();
         /// Sessions of one user. Names are written as `gatectl` shows them: a byte
         /// that cannot be printed as \xNN, a backslash doubled, all in single quotes.
-        user: BTreeMap<String, LimitValue> = BTreeMap::new(),
-            example "[limits.user]\napp = 50\nadmin = 0\nretired = \"none\"\n'caf\\xe9' = 5";
+        user: BTreeMap<String, SessionLimit> = BTreeMap::new(),
+            example "[limits.user]\napp = 50\nbatch = { max = 5, wait = \"2s\" }\nadmin = 0\nretired = \"none\"\n'caf\\xe9' = 5";
         /// Sessions of one database.
-        database: BTreeMap<String, LimitValue> = BTreeMap::new(),
+        database: BTreeMap<String, SessionLimit> = BTreeMap::new(),
             example "[limits.database]\nprod = 300";
     }
 }
@@ -165,6 +208,9 @@ settings! {
         cancel: DurationValue = seconds(10);
         /// For a session without a byte in either direction; "0s" = never.
         idle: DurationValue = seconds(0);
+        /// For a session whose client has ended its side, without a byte in either
+        /// direction; "0s" = never.
+        half_close: DurationValue = seconds(3600);
         /// For sessions to end by themselves after SIGTERM; "0s" = not at all.
         drain: DurationValue = seconds(30);
         /// For the backend to end a session whose client has vanished. The session
@@ -187,7 +233,7 @@ settings! {
 /// The table of backends with only `default`, at an address.
 pub(super) fn default_backend(address: &str) -> BTreeMap<String, BackendSettings> {
     let backend = BackendSettings {
-        address: address.to_owned(),
+        address: Some(address.to_owned()),
         ..BackendSettings::default()
     };
     BTreeMap::from([("default".to_owned(), backend)])

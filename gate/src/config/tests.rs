@@ -12,9 +12,14 @@ fn defaults_are_those_of_the_interface() {
     assert_eq!(config.instance, "default");
     assert_eq!(config.listeners[0].address.to_string(), "127.0.0.1:6432");
     assert_eq!(config.listeners[0].ceiling, Setting::Inherit);
-    assert_eq!(config.backends[0].address.to_string(), "127.0.0.1:5432");
+    assert_eq!(
+        config.backends[0].addresses[0].to_string(),
+        "127.0.0.1:5432"
+    );
     assert_eq!(config.backends[0].max_connections, Setting::Unlimited);
     assert_eq!(config.limits.max_connections, Setting::AtMost(5000));
+    assert!(config.limits.max_connections_auto);
+    assert!(!config.limits.waits.max_connections.waits());
     assert_eq!(config.limits.max_pending, Setting::AtMost(1000));
     assert_eq!(config.limits.ceiling, Setting::Auto);
     assert_eq!(config.limits.default_user, Setting::Unlimited);
@@ -40,9 +45,17 @@ const FULL: &str = r#"
     ceiling = 500
     [[listener]]
     address = "[::1]:7000"
+    keepalive = "0s"
+    user_timeout = "0s"
     [backend.a]
-    address = "127.0.0.2:5432"
+    addresses = ["127.0.0.2:5432", "[::1]:5433", "/nonexistent/.s.PGSQL.5434"]
+    check = "500ms"
     max_connections = 7
+    keepalive = "2m"
+    keepalive_interval = "1s"
+    keepalive_probes = 127
+    user_timeout = "1500ms"
+    congestion_control = "reno"
     [backend.default]
     address = "localhost:5432"
     [database.prod]
@@ -88,6 +101,7 @@ fn everything_that_a_file_can_say_is_read() {
     assert_eq!(config.databases[b"prod".as_slice()], 1);
     assert_eq!(config.databases[b"caf\xe9".as_slice()], 0);
     assert_eq!(config.limits.max_connections, Setting::None);
+    assert!(!config.limits.max_connections_auto);
     assert_eq!(config.limits.ceiling, Setting::Unlimited);
     assert_eq!(config.limits.user[b"app".as_slice()], Setting::AtMost(50));
     assert_eq!(config.limits.user[b"admin".as_slice()], Setting::Unlimited);
@@ -217,7 +231,7 @@ fn errors_between_settings_name_cause_and_cure() {
         ("[[listener]]\naddress = \"127.0.0.1:0\"", "has port 0"),
         (
             "[[listener]]\naddress = \"/run/x\"",
-            "unix sockets are not supported yet",
+            "a unix socket is possible for a backend only",
         ),
         (
             "[[listener]]\naddress = \"6432\"",
@@ -249,8 +263,8 @@ fn errors_between_settings_name_cause_and_cure() {
             "admin: the address of the listener",
         ),
         (
-            "[limits]\nmax_connections = \"auto\"",
-            "limits.max_connections: \"auto\" is for ceilings",
+            "[limits]\ndefault_user = \"auto\"",
+            "limits.default_user: \"auto\" is for ceilings, over_headroom and max_connections",
         ),
         ("[limits]\nmax_pending = \"none\"", "would let nobody in"),
         ("[limits]\nceiling_per_source = 5", "not supported yet"),
@@ -314,7 +328,7 @@ fn flags_win_over_the_file() {
         "kept from the file"
     );
     assert_eq!(config.listeners[1].ceiling, Setting::Inherit);
-    assert_eq!(config.backends[0].address.to_string(), "127.0.0.9:9");
+    assert_eq!(config.backends[0].addresses[0].to_string(), "127.0.0.9:9");
     assert_eq!(config.instance, "other");
     assert_eq!(config.kernel, KernelMode::Required);
     assert_eq!(config.log_format, LogFormat::Text);

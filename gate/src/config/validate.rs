@@ -1,26 +1,29 @@
 //! From settings to a [`Config`]: what one setting alone cannot know.
 #![forbid(unsafe_code)]
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gate_common::abi::{LISTENERS_MAX, SLOTS_MAX, slot};
 use gate_common::limit::Setting;
 
+use super::backend::{backends, check_loops, of_listener, resolve};
 use super::name;
+use super::session_limit::{SessionLimit, WaitPolicy};
 use super::settings::{
-    BackendSettings, DatabaseSettings, LimitSettings, ListenerSettings, Settings, TimeoutSettings,
-    WorkerSettings,
+    DatabaseSettings, LimitSettings, ListenerSettings, Settings, TimeoutSettings, WorkerSettings,
 };
 use super::value::{AdminValue, CountValue, DurationValue, LimitValue, PinValue};
-use super::{Backend, Config, ConfigError, Limits, Listener, Pin, Timeouts, Workers};
+use super::{
+    Backend, Config, ConfigError, Limits, Listener, MAX_CONNECTIONS_DEFAULT, Pin, Timeouts, Waits,
+    Workers,
+};
 
 /// Names that the maps have slots for.
 const NAMES_MAX: usize = (SLOTS_MAX - slot::FIRST_NAMED) as usize;
 /// `sun_path` of a unix socket, its NUL included (`linux/un.h`).
-const UNIX_PATH_MAX: usize = 108;
+pub(super) const UNIX_PATH_MAX: usize = 108;
 
 /// Where the control socket of an instance is unless it is configured.
 #[must_use]
@@ -54,7 +57,11 @@ pub(super) fn validate(settings: &Settings) -> Result<Config, ConfigError> {
     let listeners = listeners(&settings.listener)?;
     let backends = backends(&settings.backend)?;
     let databases = databases(&settings.database, &backends)?;
-    let limits = limits(&settings.limits)?;
+    let mut limits = limits(&settings.limits)?;
+    let of_backends = settings.backend.iter();
+    limits.waits.backend = of_backends
+        .map(|(name, backend)| (name.clone().into_bytes(), backend.max_connections.policy()))
+        .collect();
     let names = limits.user.len() + limits.database.len() + backends.len();
     if names > NAMES_MAX {
         let cause = format!("{names} names of users, databases and backends");
@@ -68,7 +75,8 @@ pub(super) fn validate(settings: &Settings) -> Result<Config, ConfigError> {
         AdminValue::Off => None,
         AdminValue::At(text) => Some(resolve("admin", text)?),
     };
-    check_loops(&listeners, &backends, admin)?;
+    let control = control(settings)?;
+    check_loops(&listeners, &backends, admin, &control)?;
     Ok(Config {
         instance: settings.instance.clone(),
         listeners,
@@ -78,7 +86,7 @@ pub(super) fn validate(settings: &Settings) -> Result<Config, ConfigError> {
         timeouts: timeouts(&settings.timeouts)?,
         workers: workers(&settings.workers)?,
         kernel: settings.kernel,
-        control: control(settings)?,
+        control,
         admin,
         log_format: settings.log_format,
     })
@@ -103,7 +111,9 @@ fn control(settings: &Settings) -> Result<PathBuf, ConfigError> {
 fn listeners(settings: &[ListenerSettings]) -> Result<Vec<Listener>, ConfigError> {
     let mut listeners: Vec<Listener> = Vec::with_capacity(settings.len());
     for (index, listener) in settings.iter().enumerate() {
-        let setting = format!("listener[{index}].address");
+        let section = format!("listener[{index}]");
+        let tcp = of_listener(&section, listener)?;
+        let setting = format!("{section}.address");
         let address = resolve(&setting, &listener.address)?;
         if address.port() == 0 {
             let cause = format!("`{}` has port 0", listener.address);
@@ -118,7 +128,11 @@ fn listeners(settings: &[ListenerSettings]) -> Result<Vec<Listener>, ConfigError
             return Err(invalid(setting, cause, "remove one of the two"));
         }
         let ceiling = listener.ceiling.map_or(Setting::Inherit, |value| value.0);
-        listeners.push(Listener { address, ceiling });
+        listeners.push(Listener {
+            address,
+            ceiling,
+            tcp,
+        });
     }
     // The last index belongs to the start-up probe.
     let most = LISTENERS_MAX as usize - 1;
@@ -135,46 +149,6 @@ fn listeners(settings: &[ListenerSettings]) -> Result<Vec<Listener>, ConfigError
         )),
         _ => Ok(listeners),
     }
-}
-
-fn backends(settings: &BTreeMap<String, BackendSettings>) -> Result<Vec<Backend>, ConfigError> {
-    let mut backends = Vec::with_capacity(settings.len());
-    for (text, backend) in settings {
-        let section = format!("backend.{text}");
-        name::parse(text)
-            .map_err(|error| invalid(&section, error.to_string(), "choose a short, plain name"))?;
-        if backend.address.is_empty() {
-            let cause = "it has no address".to_owned();
-            return Err(invalid(section, cause, "add address = \"host:port\""));
-        }
-        let setting = format!("{section}.address");
-        let address = resolve(&setting, &backend.address)?;
-        if address.port() == 0 || address.ip().is_unspecified() {
-            let cause = format!("nobody can connect to `{}`", backend.address);
-            return Err(invalid(setting, cause, "name the server's host and port"));
-        }
-        let max_connections = plain(
-            &format!("{section}.max_connections"),
-            backend.max_connections,
-        )?;
-        backends.push(Backend {
-            name: text.clone(),
-            address,
-            max_connections,
-        });
-    }
-    let Some(default) = backends
-        .iter()
-        .position(|backend| backend.name == "default")
-    else {
-        return Err(invalid(
-            "backend",
-            "there is none named `default`, where databases without a place of their own go".into(),
-            "add [backend.default] or give --backend",
-        ));
-    };
-    backends[..=default].rotate_right(1);
-    Ok(backends)
 }
 
 fn databases(
@@ -210,13 +184,13 @@ fn limits(settings: &LimitSettings) -> Result<Limits, ConfigError> {
         )),
         setting => Ok(setting),
     };
-    let named = |key: &str, map| -> Result<BTreeMap<Vec<u8>, Setting>, ConfigError> {
-        let entries = by_name(key, map)?.into_iter();
-        entries
-            .map(|(name, value)| {
-                plain(&format!("{key}.{}", name::Escaped(&name)), *value).map(|value| (name, value))
-            })
-            .collect()
+    let (user, user_waits) = named_limits("limits.user", &settings.user)?;
+    let (database, database_waits) = named_limits("limits.database", &settings.database)?;
+    let max_connections_auto = settings.max_connections.max.0 == Setting::Auto;
+    let max_connections = if max_connections_auto {
+        LimitValue(Setting::AtMost(MAX_CONNECTIONS_DEFAULT))
+    } else {
+        settings.max_connections.max
     };
     let per_source = plain("limits.ceiling_per_source", settings.ceiling_per_source)?;
     if per_source != Setting::Unlimited {
@@ -227,25 +201,56 @@ fn limits(settings: &LimitSettings) -> Result<Limits, ConfigError> {
         ));
     }
     Ok(Limits {
-        max_connections: plain("limits.max_connections", settings.max_connections)?,
+        max_connections: plain("limits.max_connections", max_connections)?,
+        max_connections_auto,
         max_pending: not_none("max_pending", settings.max_pending)
             .and_then(|setting| plain("limits.max_pending", LimitValue(setting)))?,
         ceiling: settings.ceiling.0,
         over_headroom: not_none("over_headroom", settings.over_headroom)?,
         ceiling_per_source: per_source,
-        default_user: plain("limits.default_user", settings.default_user)?,
-        default_database: plain("limits.default_database", settings.default_database)?,
-        user: named("limits.user", &settings.user)?,
-        database: named("limits.database", &settings.database)?,
+        default_user: plain("limits.default_user", settings.default_user.max)?,
+        default_database: plain("limits.default_database", settings.default_database.max)?,
+        user,
+        database,
+        waits: Waits {
+            max_connections: SessionLimit {
+                max: max_connections,
+                ..settings.max_connections
+            }
+            .policy(),
+            default_user: settings.default_user.policy(),
+            default_database: settings.default_database.policy(),
+            user: user_waits,
+            database: database_waits,
+            // Theirs are in another table.
+            backend: BTreeMap::new(),
+        },
     })
 }
 
+type ByName<T> = BTreeMap<Vec<u8>, T>;
+
+/// The limits of a table by name, and how long they let clients wait.
+fn named_limits(
+    key: &str,
+    table: &BTreeMap<String, SessionLimit>,
+) -> Result<(ByName<Setting>, ByName<WaitPolicy>), ConfigError> {
+    let mut limits = BTreeMap::new();
+    let mut waits = BTreeMap::new();
+    for (name, limit) in by_name(key, table)? {
+        let setting = plain(&format!("{key}.{}", name::Escaped(&name)), limit.max)?;
+        limits.insert(name.clone(), setting);
+        waits.insert(name, limit.policy());
+    }
+    Ok((limits, waits))
+}
+
 /// A limit that nothing derives.
-fn plain(setting: &str, value: LimitValue) -> Result<Setting, ConfigError> {
+pub(super) fn plain(setting: &str, value: LimitValue) -> Result<Setting, ConfigError> {
     match value.0 {
         Setting::Auto => Err(invalid(
             setting,
-            "\"auto\" is for ceilings and over_headroom only".to_owned(),
+            "\"auto\" is for ceilings, over_headroom and max_connections only".to_owned(),
             "use a number, 0 (unlimited) or \"none\"",
         )),
         setting => Ok(setting),
@@ -280,7 +285,7 @@ fn timeouts(settings: &TimeoutSettings) -> Result<Timeouts, ConfigError> {
             return Err(invalid(
                 format!("timeouts.{key}"),
                 "0 would end every connection at once".to_owned(),
-                "only `idle` (never) and `drain` (not at all) can be 0",
+                "only `idle` and `half_close` (never) and `drain` (not at all) can be 0",
             ));
         }
         Ok(value.0)
@@ -291,6 +296,7 @@ fn timeouts(settings: &TimeoutSettings) -> Result<Timeouts, ConfigError> {
         auth: positive("auth", settings.auth)?,
         cancel: positive("cancel", settings.cancel)?,
         idle: settings.idle.0,
+        half_close: settings.half_close.0,
         drain: settings.drain.0,
         abandoned: positive("abandoned", settings.abandoned)?,
     })
@@ -320,68 +326,11 @@ fn workers(settings: &WorkerSettings) -> Result<Workers, ConfigError> {
     Ok(Workers { count, pin })
 }
 
-/// gate must not connect to itself, nor listen twice at one address.
-fn check_loops(
-    listeners: &[Listener],
-    backends: &[Backend],
-    admin: Option<SocketAddr>,
-) -> Result<(), ConfigError> {
-    let own: BTreeSet<SocketAddr> = listeners.iter().map(|listener| listener.address).collect();
-    let reaches = |from: SocketAddr| {
-        let wildcard =
-            |address: &SocketAddr| address.ip().is_unspecified() && from.ip().is_loopback();
-        let meets = |address: &&SocketAddr| {
-            **address == from || (address.port() == from.port() && wildcard(address))
-        };
-        own.iter().find(meets).copied()
-    };
-    for backend in backends {
-        if let Some(listener) = reaches(backend.address) {
-            return Err(invalid(
-                format!("backend.{}.address", backend.name),
-                format!(
-                    "{} is gate's own listener {listener}: it would connect to itself",
-                    backend.address
-                ),
-                "name the PostgreSQL server's address",
-            ));
-        }
-    }
-    match admin.and_then(reaches) {
-        Some(listener) => Err(invalid(
-            "admin",
-            format!("the address of the listener {listener}"),
-            "choose another port, or \"off\"",
-        )),
-        None => Ok(()),
-    }
-}
-
-/// The first address that a text stands for.
-fn resolve(setting: &str, text: &str) -> Result<SocketAddr, ConfigError> {
-    if text.starts_with('/') {
-        return Err(invalid(
-            setting,
-            format!("`{text}`: unix sockets are not supported yet"),
-            "use host:port",
-        ));
-    }
-    let unresolved = |cause: String| {
-        invalid(
-            setting,
-            cause,
-            "use host:port or [v6]:port, with a name that resolves here",
-        )
-    };
-    match text.to_socket_addrs() {
-        Ok(mut addresses) => addresses
-            .next()
-            .ok_or_else(|| unresolved(format!("`{text}` has no address"))),
-        Err(error) => Err(unresolved(format!("`{text}` is no address: {error}"))),
-    }
-}
-
-fn invalid(setting: impl Into<String>, cause: String, cure: impl Into<String>) -> ConfigError {
+pub(super) fn invalid(
+    setting: impl Into<String>,
+    cause: String,
+    cure: impl Into<String>,
+) -> ConfigError {
     ConfigError::Invalid {
         setting: setting.into(),
         cause,

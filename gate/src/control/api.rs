@@ -173,12 +173,50 @@ pub struct Process {
     pub open_fds: Option<u64>,
     /// File descriptors that it may open.
     pub max_fds: Option<u64>,
+    /// Present if the descriptors allow less than the default of
+    /// `max_connections`: what they allow.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lowered_to: Option<u64>,
+    /// Clients that wait for a place under a limit.
+    #[serde(default)]
+    pub waiting: u32,
+    /// Clients that waited since the start, by what became of them; outcomes that
+    /// never happened are left out.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub waited: BTreeMap<String, u64>,
     /// Refusals since the start, by reason; those that never happened are
     /// left out.
     pub rejected: BTreeMap<String, u64>,
     /// What each worker has, in their order.
     #[serde(default)]
     pub worker_loads: Vec<WorkerLoad>,
+    /// The backends in the order of the configuration, `default` first.
+    #[serde(default)]
+    pub backends: Vec<BackendHealth>,
+}
+
+/// Where one backend is, and whether it is there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackendHealth {
+    /// Its name, escaped.
+    pub backend: String,
+    /// Its addresses in the order of preference.
+    pub addresses: Vec<AddressHealth>,
+}
+
+/// One address of a backend.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AddressHealth {
+    /// `host:port`, or the path of a unix socket.
+    pub address: String,
+    /// Whether it is taken for up; one that is down is tried last.
+    pub up: bool,
+    /// For how long: since the start of gate if it never changed.
+    pub for_seconds: u64,
+    /// Sessions and CancelRequests that were connected.
+    pub connected: u64,
+    /// Those that could not be.
+    pub failed: u64,
 }
 
 /// What one worker has.

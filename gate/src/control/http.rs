@@ -154,7 +154,8 @@ async fn get_limits(State(shared): State<Arc<Shared>>) -> Result<Response, Faile
 }
 
 async fn export_limits(State(shared): State<Arc<Shared>>) -> Result<String, Failed> {
-    limits::export(&shared.state.ledger).map_err(Failed::internal)
+    let waits = &shared.state.config().limits.waits;
+    limits::export(&shared.state.ledger, Some(waits)).map_err(Failed::internal)
 }
 
 async fn set_limit(

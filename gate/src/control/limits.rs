@@ -7,10 +7,13 @@ use gate_common::limit::{Limit, Setting};
 use gate_common::slots::Book;
 
 use super::api::{LimitChange, LimitEntry};
+use crate::admission::WaitsFor;
 use crate::config::name;
 use crate::config::render;
+use crate::config::session_limit::SessionLimit;
 use crate::config::settings::LimitSettings;
-use crate::config::value::LimitValue;
+use crate::config::value::{DurationValue, LimitValue};
+use crate::config::{WaitPolicy, Waits};
 use crate::host::FDS_PER_SESSION;
 use crate::ledger::{Layer, Ledger, LimitKey, LimitRow, LimitSource};
 
@@ -66,11 +69,25 @@ pub fn unset(ledger: &Ledger, change: &LimitChange) -> Result<LimitEntry, LimitE
     )))
 }
 
-/// The limits in force as the `[limits]` tables of a configuration file.
+/// The limits in force as the `[limits]` tables of a configuration file, with
+/// the waits of the gate that runs, if one does.
 ///
 /// # Errors
 /// The table of names could not be read.
-pub fn export(ledger: &Ledger) -> Result<String, LimitError> {
+pub fn export(ledger: &Ledger, waits: Option<&Waits>) -> Result<String, LimitError> {
+    let waiting = |max: LimitValue, limit: WaitsFor| {
+        let policy = waits.map(|waits| waits.policy(&limit));
+        match policy.filter(WaitPolicy::waits) {
+            None => SessionLimit::from(max),
+            Some(policy) => SessionLimit {
+                max,
+                wait: DurationValue(policy.wait),
+                max_waiting: Some(policy.max_waiting),
+            },
+        }
+    };
+    // Of names that have no entry of their own.
+    let default_wait = |max, kind: fn(Vec<u8>) -> WaitsFor| waiting(max, kind(Vec::new()));
     let plain = |index| {
         let setting = ledger
             .limit(index)
@@ -84,15 +101,21 @@ pub fn export(ledger: &Ledger) -> Result<String, LimitError> {
     let unlimited = LimitValue(Setting::Unlimited);
     let mut settings = LimitSettings {
         // A word that nobody set is unlimited, whatever the file's default.
-        max_connections: plain(slot::TOTAL)(unlimited),
+        max_connections: waiting(plain(slot::TOTAL)(unlimited), WaitsFor::Total),
         max_pending: plain(slot::MAX_PENDING)(unlimited),
         ceiling: plain(slot::CEILING)(default.ceiling),
         over_headroom: plain(slot::OVER_HEADROOM)(default.over_headroom),
-        default_user: plain(slot::DEFAULT_USER)(unlimited),
-        default_database: plain(slot::DEFAULT_DATABASE)(unlimited),
+        default_user: default_wait(plain(slot::DEFAULT_USER)(unlimited), WaitsFor::User),
+        default_database: default_wait(
+            plain(slot::DEFAULT_DATABASE)(unlimited),
+            WaitsFor::Database,
+        ),
         ..default
     };
     let mut others = String::new();
+    if waits.is_none() {
+        others += "# no gate runs: how long clients wait is in its configuration alone\n";
+    }
     for row in ledger.limits().map_err(unreadable)? {
         if row.source == LimitSource::Default {
             continue;
@@ -105,9 +128,11 @@ pub fn export(ledger: &Ledger) -> Result<String, LimitError> {
         let toml = render::limit(value);
         match row.key {
             LimitKey::User(user) => {
+                let value = waiting(value, WaitsFor::User(user.clone()));
                 settings.user.insert(name::escape(&user), value);
             }
             LimitKey::Database(database) => {
+                let value = waiting(value, WaitsFor::Database(database.clone()));
                 settings.database.insert(name::escape(&database), value);
             }
             // Their place is elsewhere in the file, and the configuration's
@@ -222,16 +247,25 @@ fn check_value(ledger: &Ledger, key: &LimitKey, value: Setting) -> Result<(), Li
         (LimitKey::MaxPending | LimitKey::OverHeadroom, Setting::None) => Err(LimitError(format!(
             "`none` for {text} would let nobody in at all: `max-connections none` refuses all sessions politely"
         ))),
-        (LimitKey::MaxConnections, Setting::AtMost(wanted)) => {
-            match ledger.plain_limit(slot::FD_CAP) {
-                Limit::AtMost(cap) if wanted > cap / FDS_PER_SESSION => Err(LimitError(format!(
-                    "max-connections {wanted} is more than the file descriptors of gate allow, \
-                     which is {}: raise its RLIMIT_NOFILE (LimitNOFILE=) and start it again",
-                    cap / FDS_PER_SESSION
-                ))),
-                _ => Ok(()),
-            }
-        }
+        (
+            LimitKey::MaxConnections
+            | LimitKey::DefaultUser
+            | LimitKey::DefaultDatabase
+            | LimitKey::User(_)
+            | LimitKey::Database(_)
+            | LimitKey::Backend(_),
+            Setting::AtMost(wanted),
+        ) => match ledger.plain_limit(slot::FD_CAP) {
+            Limit::AtMost(cap) if wanted > cap / FDS_PER_SESSION => Err(LimitError(format!(
+                "{text} {wanted} is more than the file descriptors of gate allow: so many sessions \
+                 need {} of them, {FDS_PER_SESSION} each, and gate has {cap} for sessions beside its \
+                 own; set it to {} or less, or raise RLIMIT_NOFILE (LimitNOFILE=) and start gate \
+                 again",
+                wanted.saturating_mul(FDS_PER_SESSION),
+                cap / FDS_PER_SESSION
+            ))),
+            _ => Ok(()),
+        },
         _ => Ok(()),
     }
 }

@@ -11,12 +11,14 @@
 //! | [`limits`] | limits listed, set and unset as text |
 //! | [`limited`] | watches which limits are reached, logs and times it |
 //! | [`metrics`] | `/metrics` |
+//! | `health` | checks the addresses of backends |
 //! | `http`, `socket` | serves all that at the admin address and the control socket |
 //! | `reload`, `run` | signals, reload, drain, the end |
 //! | [`log`] | how log lines look |
 
 pub mod api;
 pub mod connections;
+mod health;
 mod http;
 pub mod limited;
 pub mod limits;

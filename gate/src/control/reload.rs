@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::Shared;
 use super::api::Reloaded;
+use crate::budget;
 use crate::config::Config;
 
 /// Reads the configuration again and puts its limits and timeouts in force. No
@@ -44,6 +45,8 @@ pub(super) async fn reload(shared: &Arc<Shared>) -> Result<Reloaded, String> {
 fn apply(shared: &Shared, new: &Config) -> Result<Reloaded, String> {
     let old = shared.state.config();
     let merged = with_changes_of(&old, new);
+    let merged =
+        budget::fit(&merged, &shared.state.fd_budget()).map_err(|error| error.to_string())?;
     let ledger = &shared.state.ledger;
     if let Err(error) = ledger.apply_config(&merged) {
         // What was written before the failure must not stay half in force.

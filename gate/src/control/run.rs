@@ -14,7 +14,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::limited::{PERIOD, Watch};
 use super::socket::ControlSocket;
-use super::{ControlError, End, Shared, http, notify_systemd, reload};
+use super::{ControlError, End, Shared, health, http, notify_systemd, reload};
 use crate::kernel::{KernelLog, forward_log};
 use crate::state::{Phase, State};
 
@@ -89,6 +89,7 @@ fn begin(
             http::admin_routes(Arc::clone(shared)),
         ));
     }
+    health::start(&shared.state);
     let listener = tokio::net::UnixListener::from_std(socket.listener()?)?;
     tokio_uring::spawn(http::serve(
         listener,

@@ -2,12 +2,16 @@
 #![forbid(unsafe_code)]
 
 use std::io;
+use std::time::Instant;
 
-use super::api::{Process, Status, WorkerLoad};
+use gate_common::limit::Setting;
+
+use super::api::{AddressHealth, BackendHealth, Process, Status, WorkerLoad};
 use super::{Shared, connections, limited};
+use crate::config::{Config, MAX_CONNECTIONS_DEFAULT, name};
 use crate::host;
 use crate::ledger::{Ledger, LimitSource};
-use crate::session::outcome::Reason;
+use crate::session::outcome::{Reason, WaitOutcome};
 use crate::state::{KernelState, ListenerInfo, Phase, State};
 
 /// Of the gate that this process is.
@@ -31,8 +35,12 @@ pub(super) fn of_process(shared: &Shared) -> io::Result<Status> {
         workers: state.stats.len(),
         open_fds: host::count_open_fds().ok(),
         max_fds: (state.fds_max != u64::MAX).then_some(state.fds_max),
+        lowered_to: lowered_to(&config),
+        waiting: state.waiting.len(),
+        waited: waited(state),
         rejected: rejected(state),
         worker_loads: worker_loads(state),
+        backends: backends(state),
     });
     Ok(status)
 }
@@ -80,6 +88,46 @@ fn worker_loads(state: &State) -> Vec<WorkerLoad> {
         connections: stats.connections(),
     });
     loads.collect()
+}
+
+fn backends(state: &State) -> Vec<BackendHealth> {
+    let now = Instant::now();
+    let config = state.config();
+    let backends = config.backends.iter().enumerate();
+    let health = backends.map(|(place, backend)| BackendHealth {
+        backend: name::escape(backend.name.as_bytes()),
+        addresses: state
+            .backends
+            .report(place, now)
+            .map(|report| AddressHealth {
+                address: report.address.to_string(),
+                up: report.up,
+                for_seconds: report.lasted.as_secs(),
+                connected: report.connected,
+                failed: report.failed,
+            })
+            .collect(),
+    });
+    health.collect()
+}
+
+fn lowered_to(config: &Config) -> Option<u64> {
+    match config.limits.max_connections {
+        Setting::AtMost(number)
+            if config.limits.max_connections_auto && number < MAX_CONNECTIONS_DEFAULT =>
+        {
+            Some(number)
+        }
+        _ => None,
+    }
+}
+
+fn waited(state: &State) -> std::collections::BTreeMap<String, u64> {
+    let counts = WaitOutcome::ALL.iter().map(|outcome| {
+        let of_workers = state.stats.iter().map(|stats| stats.waited_count(*outcome));
+        (outcome.label().to_owned(), of_workers.sum())
+    });
+    counts.filter(|(_, count)| *count > 0).collect()
 }
 
 fn rejected(state: &State) -> std::collections::BTreeMap<String, u64> {

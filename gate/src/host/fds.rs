@@ -43,6 +43,12 @@ impl FdBudget {
             pipes: pipes as usize,
         })
     }
+
+    /// How many sessions that are.
+    #[must_use]
+    pub const fn sessions_max(&self) -> u64 {
+        self.sessions / FDS_PER_SESSION
+    }
 }
 
 /// Raises the soft limit on descriptors to the hard one. Returns the limit.

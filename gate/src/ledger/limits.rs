@@ -171,8 +171,9 @@ impl Ledger {
         })
     }
 
-    /// Tells the kernel how many sockets the descriptors allow, the cap of an
-    /// automatic ceiling.
+    /// Tells how many sockets the descriptors allow: the cap of an automatic
+    /// ceiling. A session has two, its client's and its backend's, so half of it
+    /// is the cap of a limit on sessions.
     pub fn set_fd_cap(&self, sockets: u64) {
         let words = &self.limit_words()[slot::FD_CAP as usize];
         words

@@ -99,6 +99,8 @@ pub struct Ledger {
     form: Form,
     /// Where the search for a free slot begins; only a hint.
     next_free: AtomicU32,
+    /// The local form answers as the kernel does, through the machine.
+    asks: bool,
 }
 
 impl Ledger {
@@ -108,6 +110,7 @@ impl Ledger {
         Self {
             form: Form::Kernel(maps),
             next_free: AtomicU32::new(0),
+            asks: false,
         }
     }
 
@@ -117,6 +120,17 @@ impl Ledger {
         Self {
             form: Form::Local(LocalBook::new()),
             next_free: AtomicU32::new(0),
+            asks: false,
+        }
+    }
+
+    /// The local form for a simulated machine, which brings the answer of each
+    /// admission when it likes: its errno, or 0, is the request's instance.
+    #[must_use]
+    pub fn simulated() -> Self {
+        Self {
+            asks: true,
+            ..Self::local()
         }
     }
 
@@ -169,6 +183,13 @@ impl Ledger {
                 (Form::Local(book), Some(record)) => book.admit(record, entry.listener, &asked),
                 (Form::Local(_), None) => Verdict::Already,
             };
+            if self.asks {
+                let code = verdict.answer().map_or_else(AdmitErrno::code, |()| 0);
+                return Step::Ask(AdmitRequest {
+                    instance: code as u64,
+                    slots: asked,
+                });
+            }
             if let Some(decided) = judge(names, who, verdict) {
                 return Step::Decided(decided);
             }

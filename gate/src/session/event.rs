@@ -7,7 +7,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::outcome::{CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure};
+use super::outcome::{
+    CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure, WaitOutcome,
+};
 use crate::proto::first_packet::Identity;
 use crate::proto::refusal::Refusal;
 
@@ -22,10 +24,21 @@ pub enum Input<'a> {
     ClientLost,
     /// The ledger's answer to [`Action::Admit`].
     Admission(Result<(), Reason>),
+    /// The other answer to [`Action::Admit`]: the client has joined the queue.
+    Wait {
+        /// How long it may wait.
+        wait: Duration,
+        /// The limit that refused it, and will again when the time is over.
+        reason: Reason,
+    },
+    /// A client that waits may ask again, or is to see that gate drains.
+    Turn,
     /// The backend's connection stands.
     Connected,
     /// The backend could not be reached.
     ConnectFailed(ConnectFailure),
+    /// One address of the backend could not be reached, and there is another.
+    AddressFailed(ConnectFailure),
     /// Bytes from the backend while the client logs in, before they are
     /// passed on.
     BackendData(&'a [u8]),
@@ -48,9 +61,14 @@ pub enum Action {
     Reply(u8),
     /// Ask the ledger for this identity's slots, and feed the answer.
     Admit(Arc<Identity>),
+    /// Take the client out of the queue of those that wait, and count what became
+    /// of it.
+    EndWait(WaitOutcome),
     /// Connect to the backend of [`super::Session::identity`]. Read nothing from
     /// the client meanwhile, but watch it.
     Dial,
+    /// Give up the address that was dialled and connect to the next one.
+    DialNext,
     /// Pass these first bytes to the backend and relay from now on.
     Relay(Vec<u8>),
     /// Send the refusal to the client, then FIN; read and drop what it sends. No
@@ -107,6 +125,9 @@ pub struct Deadlines {
     pub cancel: Duration,
     /// Without a byte either way; zero for never.
     pub idle: Duration,
+    /// Without a byte either way, once the client has ended its side; zero for
+    /// never.
+    pub half_close: Duration,
     /// For the backend to end once the client is gone.
     pub abandoned: Duration,
 }

@@ -1,9 +1,12 @@
 //! The session machine.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::event::{Action, Count, Deadlines, Input, LINGER, OVER_STARTUP};
-use super::outcome::{CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure};
+use super::outcome::{
+    CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure, WaitOutcome,
+};
 use crate::proto::backend::{BackendKey, LoginScanner};
 use crate::proto::first_packet::{self, FirstPacket, Identity, Invalid, Negotiated};
 use crate::proto::refusal::Refusal;
@@ -46,6 +49,8 @@ enum Phase {
     Startup,
     /// Waits for the ledger.
     Admission,
+    /// Waits in the queue for a place under the limit that refused it.
+    Waiting(Reason),
     /// Waits for the backend's connection.
     Dialing,
     /// Relays, and watches the backend for ReadyForQuery.
@@ -122,16 +127,33 @@ impl Session {
         self.phase == Phase::Startup
     }
 
+    /// Whether the client waits in the queue: a refusal leaves it there.
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        matches!(self.phase, Phase::Waiting(_))
+    }
+
     /// Whether the backend's bytes are to be shown before they are passed on.
     #[must_use]
     pub fn watches_backend(&self) -> bool {
         self.phase == Phase::Login
     }
 
-    /// Whether the deadline in force is the idle one.
+    /// How long the session may be silent, if the deadline in force is about
+    /// that; zero for ever.
     #[must_use]
-    pub fn is_idle_timed(&self) -> bool {
-        self.phase == Phase::Relay && !self.client_ended
+    pub fn quiet_time(&self, deadlines: &Deadlines) -> Option<Duration> {
+        (self.phase == Phase::Relay).then_some(if self.client_ended {
+            deadlines.half_close
+        } else {
+            deadlines.idle
+        })
+    }
+
+    /// Whether the deadline in force is that of one address of a backend.
+    #[must_use]
+    pub fn is_dialing(&self) -> bool {
+        self.phase == Phase::Dialing
     }
 
     /// Whom the startup packet named.
@@ -159,6 +181,7 @@ impl Session {
         match self.phase {
             Phase::Startup => self.in_startup(input, out),
             Phase::Admission => self.in_admission(input, out),
+            Phase::Waiting(reason) => self.in_waiting(reason, input, out),
             Phase::Dialing => self.in_dialing(input, out),
             Phase::Login | Phase::Relay => self.in_relay(input, out),
             Phase::CancelDialing | Phase::Cancelling => self.in_cancel(input, out),
@@ -260,15 +283,55 @@ impl Session {
     }
 
     fn in_admission(&mut self, input: Input<'_>, out: &mut Vec<Action>) {
-        match input {
-            Input::Admission(Ok(())) => {
-                self.phase = Phase::Dialing;
-                out.push(Action::Deadline(Some(self.deadlines.connect)));
-                out.push(Action::Dial);
+        match (input, self.doomed) {
+            // What came up while the ledger was asked.
+            (Input::Stop, _) => self.doom(Reason::Draining),
+            (Input::Admission(Ok(())), Some(_)) => {
+                out.push(Action::Count(Count::Closed(CloseReason::Drained)));
+                self.refuse(Refusal::ShuttingDown, out);
             }
-            Input::Admission(Err(reason)) => self.reject(reason, out),
+            (Input::Wait { .. }, Some(reason)) => {
+                out.push(Action::EndWait(WaitOutcome::Refused));
+                self.reject(reason, out);
+            }
+            (Input::Admission(Ok(())), None) => self.dial(out),
+            (Input::Admission(Err(reason)), _) => self.reject(reason, out),
+            (Input::Wait { wait, reason }, None) => {
+                self.phase = Phase::Waiting(reason);
+                out.push(Action::Deadline(Some(wait)));
+            }
             _ => {}
         }
+    }
+
+    fn dial(&mut self, out: &mut Vec<Action>) {
+        self.phase = Phase::Dialing;
+        out.push(Action::Deadline(Some(self.deadlines.connect)));
+        out.push(Action::Dial);
+    }
+
+    fn in_waiting(&mut self, reason: Reason, input: Input<'_>, out: &mut Vec<Action>) {
+        let refused_for = match (input, self.doomed) {
+            (Input::Turn, Some(doom)) => doom,
+            (Input::DeadlinePassed, _) => reason,
+            (Input::Stop, _) => Reason::Draining,
+            (Input::Turn, None) => {
+                return out.extend(self.identity.clone().map(Action::Admit));
+            }
+            (Input::Admission(Ok(())), _) => {
+                out.push(Action::EndWait(WaitOutcome::Admitted));
+                return self.dial(out);
+            }
+            // It asked and was not admitted: that is its outcome, though it did
+            // not stay to hear it.
+            (Input::ClientEnded | Input::ClientLost, _) => {
+                out.push(Action::EndWait(WaitOutcome::Left));
+                return self.close_counted(Count::Rejected(reason), out);
+            }
+            _ => return,
+        };
+        out.push(Action::EndWait(WaitOutcome::Refused));
+        self.reject(refused_for, out);
     }
 
     fn in_dialing(&mut self, input: Input<'_>, out: &mut Vec<Action>) {
@@ -277,6 +340,11 @@ impl Session {
                 self.phase = Phase::Login;
                 out.push(Action::Deadline(Some(self.deadlines.auth)));
                 return out.push(Action::Relay(self.take_first()));
+            }
+            Input::AddressFailed(failure) => {
+                out.push(Action::Count(Count::ConnectFailed(failure)));
+                out.push(Action::Deadline(Some(self.deadlines.connect)));
+                return out.push(Action::DialNext);
             }
             Input::ConnectFailed(failure) => failure,
             Input::DeadlinePassed => ConnectFailure::Timeout,
@@ -302,7 +370,7 @@ impl Session {
                 self.client_ended = true;
                 out.push(Action::EndBackend);
                 if !logging_in {
-                    out.push(Action::Deadline(None));
+                    out.push(self.quiet_deadline());
                 }
             }
             Input::ClientLost => self.abandon(CloseReason::ClientReset, out),
@@ -340,10 +408,10 @@ impl Session {
             }
             Input::DeadlinePassed => {
                 // The client has had its time, but the backend may be at work.
-                let reason = if logging_in {
-                    CloseReason::AuthTimeout
-                } else {
-                    CloseReason::IdleTimeout
+                let reason = match (logging_in, self.client_ended) {
+                    (true, _) => CloseReason::AuthTimeout,
+                    (false, false) => CloseReason::IdleTimeout,
+                    (false, true) => CloseReason::HalfCloseTimeout,
                 };
                 out.push(Action::EndClient);
                 self.abandon(reason, out);
@@ -352,6 +420,12 @@ impl Session {
             Input::Stop => self.close_counted(Count::Closed(CloseReason::Drained), out),
             _ => {}
         }
+    }
+
+    /// The deadline of an established session, counted from the last byte.
+    fn quiet_deadline(&self) -> Action {
+        let quiet = self.quiet_time(&self.deadlines);
+        Action::Deadline(quiet.filter(|quiet| !quiet.is_zero()))
     }
 
     fn refuse_stopping(&mut self, out: &mut Vec<Action>) {
@@ -373,9 +447,7 @@ impl Session {
             self.key = login.key();
             self.opening = None;
             self.phase = Phase::Relay;
-            let idle = self.deadlines.idle;
-            let idle = (!idle.is_zero() && !self.client_ended).then_some(idle);
-            out.push(Action::Deadline(idle));
+            out.push(self.quiet_deadline());
         }
     }
 

@@ -12,6 +12,7 @@ const DEADLINES: Deadlines = Deadlines {
     auth: Duration::from_secs(60),
     cancel: Duration::from_secs(10),
     idle: Duration::ZERO,
+    half_close: Duration::ZERO,
     abandoned: Duration::from_secs(60),
 };
 
@@ -51,6 +52,9 @@ struct Driver {
     backend_closed: bool,
     client_told: bool,
     admitted: bool,
+    /// A refusal of the ledger makes it wait.
+    waits: bool,
+    waiting: bool,
     closed: bool,
     ends: usize,
     backend_ended: usize,
@@ -70,6 +74,8 @@ impl Driver {
             backend_closed: false,
             client_told: false,
             admitted: false,
+            waits: false,
+            waiting: false,
             closed: false,
             ends: 0,
             backend_ended: 0,
@@ -99,11 +105,28 @@ impl Driver {
                 Action::Admit(_) => {
                     assert!(!self.admitted && !self.dialled);
                     self.admitted = ledger.is_ok();
-                    self.feed(Input::Admission(ledger), ledger);
+                    assert_eq!(self.waiting, self.session.is_waiting());
+                    let answer = match ledger {
+                        Err(reason) if self.waits && !self.waiting => {
+                            self.waiting = true;
+                            let wait = Duration::from_millis(200);
+                            Input::Wait { wait, reason }
+                        }
+                        _ => Input::Admission(ledger),
+                    };
+                    self.feed(answer, ledger);
+                }
+                Action::EndWait(_) => {
+                    assert!(self.waiting, "it does not wait");
+                    self.waiting = false;
                 }
                 Action::Dial => {
-                    assert!(!self.dialled, "a second dial");
+                    assert!(!self.waiting && !self.dialled, "a second dial");
                     self.dialled = true;
+                }
+                Action::DialNext => {
+                    assert!(self.dialled && !self.connected && self.armed);
+                    assert!(!self.backend_closed);
                 }
                 Action::Relay(first) => {
                     assert!(self.connected && !self.relaying && !first.is_empty());
@@ -152,6 +175,7 @@ impl Driver {
     }
 
     fn check(&self) {
+        assert_eq!(self.waiting, self.session.is_waiting());
         assert!(self.ends <= 1, "two outcomes: {:?}", self.actions);
         if self.closed {
             assert_eq!(
@@ -322,6 +346,125 @@ fn a1_every_way_a_login_can_fail_closes_once() {
     }
 }
 
+fn waiting() -> Driver {
+    let mut driver = Driver::new(None);
+    driver.waits = true;
+    driver.feed(Input::ClientData(&startup_packet()), Err(Reason::User));
+    assert!(driver.waiting && driver.refusal.is_none() && driver.counts().is_empty());
+    let wait = Some(Duration::from_millis(200));
+    assert_eq!(driver.actions.last(), Some(&Action::Deadline(wait)));
+    driver
+}
+
+#[test]
+fn k_a_client_that_waits_asks_at_its_turn_until_it_is_admitted() {
+    let mut driver = waiting();
+    let asked = |driver: &Driver| {
+        let actions = driver.actions.iter();
+        let asked = actions.filter(|action| matches!(action, Action::Admit(_)));
+        asked.count()
+    };
+    driver.feed(Input::Turn, Err(Reason::MaxConnections));
+    assert_eq!((driver.waiting, asked(&driver)), (true, 2));
+    driver.feed(Input::Turn, Ok(()));
+    assert!(driver.has(&Action::EndWait(WaitOutcome::Admitted)) && driver.dialled);
+    driver.feed(Input::Turn, Ok(()));
+    assert_eq!(asked(&driver), 3, "a late wake-up is nobody's turn");
+    driver.feed(Input::Connected, Ok(()));
+    assert!(driver.has(&Action::Relay(startup_packet())));
+}
+
+#[test]
+fn k_a_wait_ends_once_whatever_ends_it() {
+    let user = Refusal::TooManyForRole(b"app".to_vec());
+    let table = [
+        (
+            Input::DeadlinePassed,
+            WaitOutcome::Refused,
+            Reason::User,
+            Some(user),
+        ),
+        (
+            Input::Stop,
+            WaitOutcome::Refused,
+            Reason::Draining,
+            Some(Refusal::ShuttingDown),
+        ),
+        (Input::ClientEnded, WaitOutcome::Left, Reason::User, None),
+        (Input::ClientLost, WaitOutcome::Left, Reason::User, None),
+    ];
+    for (input, outcome, reason, refusal) in table {
+        let mut driver = waiting();
+        // What refuses it meanwhile is not what it waits for.
+        driver.feed(Input::Turn, Err(Reason::MaxConnections));
+        driver.feed(input, Ok(()));
+        assert!(driver.has(&Action::EndWait(outcome)), "{input:?}");
+        assert_eq!(driver.refusal, refusal, "{input:?}");
+        assert_eq!(driver.closed, outcome == WaitOutcome::Left, "{input:?}");
+        driver.feed(Input::ClientEnded, Ok(()));
+        assert!(driver.closed && !driver.dialled);
+        assert_eq!(driver.counts(), [Count::Rejected(reason)]);
+    }
+}
+
+#[test]
+fn f1_a_client_that_waits_when_gate_drains_is_told_at_its_next_turn() {
+    let mut driver = waiting();
+    driver.session.doom(Reason::Draining);
+    driver.feed(Input::Turn, Ok(()));
+    assert_eq!(driver.refusal, Some(Refusal::ShuttingDown));
+    assert_eq!(driver.counts(), [Count::Rejected(Reason::Draining)]);
+}
+
+#[test]
+fn a_backend_with_another_address_is_dialled_there() {
+    let mut driver = Driver::new(None);
+    driver.feed(Input::ClientData(&startup_packet()), Ok(()));
+    driver.feed(Input::AddressFailed(ConnectFailure::Refused), Ok(()));
+    assert!(driver.has(&Action::DialNext) && driver.refusal.is_none());
+    driver.feed(Input::Connected, Ok(()));
+    assert!(driver.relaying);
+    driver.feed(Input::BackendData(&login_bytes()), Ok(()));
+    driver.feed(Input::ClientEnded, Ok(()));
+    driver.feed(Input::BackendEnded, Ok(()));
+    assert_eq!(
+        driver.counts(),
+        [
+            Count::ConnectFailed(ConnectFailure::Refused),
+            Count::Closed(CloseReason::ClientClosed)
+        ]
+    );
+}
+
+#[test]
+fn g1_a_half_closed_session_may_be_silent_for_so_long_only() {
+    let deadlines = Deadlines {
+        half_close: Duration::from_secs(7),
+        ..DEADLINES
+    };
+    let mut session = Session::new(deadlines, None);
+    session.start(&mut Vec::new());
+    for input in [
+        Input::ClientData(&startup_packet()),
+        Input::Admission(Ok(())),
+        Input::Connected,
+        Input::BackendData(&login_bytes()),
+    ] {
+        session.handle(input, &mut Vec::new());
+    }
+    let mut out = Vec::new();
+    session.handle(Input::ClientEnded, &mut out);
+    assert!(out.contains(&Action::Deadline(Some(deadlines.half_close))));
+    assert_eq!(session.quiet_time(&deadlines), Some(deadlines.half_close));
+    out.clear();
+    session.handle(Input::DeadlinePassed, &mut out);
+    assert!(out.contains(&Action::CancelQuery(cancel_packet())));
+    out.clear();
+    session.handle(Input::BackendEnded, &mut out);
+    let ended = Action::Count(Count::Closed(CloseReason::HalfCloseTimeout));
+    assert!(out.contains(&ended), "{out:?}");
+}
+
 #[test]
 fn f1_a_session_that_is_stopped_before_its_first_byte_is_told_57p03() {
     for inputs in [&[][..], &[Input::Connected]] {
@@ -335,6 +478,25 @@ fn f1_a_session_that_is_stopped_before_its_first_byte_is_told_57p03() {
         driver.feed(Input::ClientEnded, Ok(()));
         assert!(driver.closed);
         assert_eq!(driver.counts(), [Count::Closed(CloseReason::Drained)]);
+    }
+}
+
+#[test]
+fn f1_a_session_that_is_stopped_while_the_ledger_is_asked_is_told_57p03() {
+    let answers = [
+        (Ok(()), Count::Closed(CloseReason::Drained)),
+        (Err(Reason::User), Count::Rejected(Reason::User)),
+    ];
+    for (answer, outcome) in answers {
+        let mut session = Session::new(DEADLINES, None);
+        let mut out = Vec::new();
+        session.handle(Input::ClientData(&startup_packet()), &mut out);
+        session.handle(Input::Stop, &mut out);
+        out.clear();
+        session.handle(Input::Admission(answer), &mut out);
+        assert!(out.contains(&Action::Count(outcome)), "{out:?}");
+        assert!(out.iter().any(|action| matches!(action, Action::Refuse(_))));
+        assert!(!out.contains(&Action::Dial));
     }
 }
 
@@ -404,6 +566,8 @@ fn random_step(driver: &mut Driver, random: &mut Random, rest: &mut Vec<u8>) {
         9 if backend_alive => driver.feed(Input::BackendLost, ledger),
         10 if backend_alive => driver.feed(Input::BackendEnded, ledger),
         11 if driver.session.is_pending() => driver.feed(Input::Evict, ledger),
+        _ if driver.waiting && random.below(20) == 0 => driver.session.doom(Reason::Draining),
+        _ if driver.waiting => driver.feed(Input::Turn, ledger),
         _ if dialling => driver.feed(Input::Connected, ledger),
         _ if backend_alive && driver.session.watches_backend() => {
             let count = 1 + random.below(login.len() as u64) as usize;
@@ -419,6 +583,7 @@ fn random_schedules_hold_every_invariant_and_come_to_an_end() {
         let mut random = Random::new(seed);
         let doomed = (random.below(6) == 0).then_some(Reason::OverCeiling);
         let mut driver = Driver::new(doomed);
+        driver.waits = random.below(2) == 0;
         let mut rest = script(&mut random);
         for _ in 0..random.below(40) {
             random_step(&mut driver, &mut random, &mut rest);

@@ -88,7 +88,7 @@ outcomes! {
 outcomes! {
     /// Why a backend could not be reached.
     ConnectFailure {
-        /// ECONNREFUSED.
+        /// ECONNREFUSED, or no unix socket of that name.
         Refused = "refused",
         /// The connect deadline, or ETIMEDOUT.
         Timeout = "timeout",
@@ -118,6 +118,18 @@ outcomes! {
 }
 
 outcomes! {
+    /// What became of a client that waited for a place.
+    WaitOutcome {
+        /// It was admitted.
+        Admitted = "admitted",
+        /// Its time was over, or gate ended.
+        Refused = "refused",
+        /// It left.
+        Left = "left",
+    }
+}
+
+outcomes! {
     /// Why an admitted session ended.
     CloseReason {
         /// The client closed, the backend followed.
@@ -138,6 +150,8 @@ outcomes! {
         AuthTimeout = "auth_timeout",
         /// The idle deadline.
         IdleTimeout = "idle_timeout",
+        /// The half-close deadline.
+        HalfCloseTimeout = "half_close_timeout",
         /// The client had gone and the backend did not end in time.
         AbandonedTimeout = "abandoned_timeout",
         /// The drain deadline.
@@ -158,7 +172,7 @@ impl CloseReason {
             | Self::ConnectFailed
             | Self::LoginFailed
             | Self::AbandonedTimeout => Fault::Backend,
-            Self::IdleTimeout | Self::Drained => Fault::Gate,
+            Self::IdleTimeout | Self::HalfCloseTimeout | Self::Drained => Fault::Gate,
         }
     }
 }

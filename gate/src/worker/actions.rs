@@ -1,26 +1,14 @@
 //! Carries out what a session decides.
 
-use std::io;
-use std::os::fd::AsFd;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::Worker;
-use super::connection::{Connection, Mode, PollState, Side};
+use super::admit::Answer;
+use super::connection::{Connection, Mode, PollState};
 use super::flow::Flow;
-use super::machine::{Key, Kind, Machine, Submitted, Watch};
-use crate::ledger::{Applicant, STALE_RETRIES, Step};
-use crate::proto::first_packet::Identity;
+use super::machine::{Key, Kind, Machine, Watch};
 use crate::proto::refusal::Refusal;
-use crate::session::Session;
 use crate::session::event::{Action, Count, Input};
-use crate::session::outcome::{ConnectFailure, Reason};
-use gate_common::errno::AdmitErrno;
-
-/// Identities that a worker shares among its sessions; past it, it starts anew.
-const IDENTITIES_MAX: usize = 4096;
-/// How long a dial that found no descriptor rests.
-const REDIAL: Duration = Duration::from_millis(5);
 
 impl<M: Machine> Worker<M> {
     /// Puts a connection into the table.
@@ -58,10 +46,11 @@ impl<M: Machine> Worker<M> {
             let action = std::mem::replace(&mut actions[next], Action::DropBackendData);
             next += 1;
             if let Action::Admit(who) = action {
-                if let Some(verdict) = self.admit(id, &who) {
+                let answer = self.admit(id, &who);
+                for input in answer.into_iter().flat_map(Answer::inputs) {
                     self.connections[id as usize]
                         .session
-                        .handle(Input::Admission(verdict), &mut actions);
+                        .handle(input, &mut actions);
                 }
             } else {
                 self.act(id, action, now);
@@ -84,12 +73,17 @@ impl<M: Machine> Worker<M> {
             // Carried out by `carry_out`.
             Action::Admit(_) => {}
             Action::Dial => self.dial(id, now),
+            Action::DialNext => self.dial_next(id, now),
             Action::Relay(first) => {
                 connection.up = Flow::starting_with(first);
                 connection.mode = Mode::Relaying;
                 self.enqueue(id);
             }
             Action::Refuse(refusal) => self.refuse(id, &refusal),
+            Action::EndWait(outcome) => {
+                self.stats.waited(outcome);
+                self.end_wait(id);
+            }
             Action::EndBackend => {
                 if let Some(backend) = &connection.backend {
                     self.machine.end(&backend.socket);
@@ -104,7 +98,7 @@ impl<M: Machine> Worker<M> {
                 connection.mode = Mode::Lingering;
                 self.enqueue(id);
             }
-            Action::CloseBackend => self.retire_backend(id),
+            Action::CloseBackend => self.retire_backend(id, now),
             Action::DropBackendData => {
                 connection.up.finished = true;
                 self.pipes.take_back(connection.up.give_pipe());
@@ -112,8 +106,8 @@ impl<M: Machine> Worker<M> {
                 self.enqueue(id);
             }
             Action::CancelQuery(packet) => {
-                let backend = connection.backend_index;
-                self.cancel_query(packet, backend, now);
+                let place = (connection.backend_index, connection.address);
+                self.cancel_query(packet, place, now);
             }
             // Closed by a failure that the session does not know of.
             Action::Deadline(_) if connection.mode == Mode::Closing => {}
@@ -135,201 +129,6 @@ impl<M: Machine> Worker<M> {
             connection.fds -= 1;
             self.state.give_fds(1);
         }
-    }
-
-    /// Keeps a descriptor for a cancel of gate's own: of the reserve if need be,
-    /// so that a gate without descriptors can still end queries. A client's
-    /// cancel has two already.
-    fn keep_fd_for_cancel(&mut self, id: u32) -> bool {
-        let reserve = self.reserve();
-        let connection = &mut self.connections[id as usize];
-        if connection.client.is_some() {
-            return true;
-        }
-        if self.state.take_fds(1) {
-            connection.fds += 1;
-        } else if self.on_reserve < reserve {
-            self.on_reserve += 1;
-            connection.on_reserve = true;
-        } else {
-            return false;
-        }
-        true
-    }
-
-    /// Asks the ledger. `None`: the kernel's answer comes with its completion.
-    fn admit(&mut self, id: u32, who: &Identity) -> Option<Result<(), Reason>> {
-        self.pending.remove(id);
-        let connection = &mut self.connections[id as usize];
-        connection.pending = false;
-        connection.mode = Mode::Admitting;
-        connection.asked = 0;
-        connection.backend_index = match &who.database {
-            Some(database) => self.config.databases.get(database).copied().unwrap_or(0) as u16,
-            None => 0,
-        };
-        self.ask(id, who)
-    }
-
-    fn ask(&mut self, id: u32, who: &Identity) -> Option<Result<(), Reason>> {
-        let connection = &mut self.connections[id as usize];
-        let (Some(client), Some(entry)) = (&connection.client, &connection.entry) else {
-            return Some(Err(Reason::MaxConnections));
-        };
-        let backend = &self.config.backends[usize::from(connection.backend_index)];
-        let applicant = applicant(who, &backend.name);
-        loop {
-            let request = match self.state.ledger.admit(&mut self.names, entry, &applicant) {
-                Step::Decided(verdict) => break Some(verdict),
-                Step::Ask(request) => request,
-            };
-            connection.asked += 1;
-            let key = Key::new(Kind::Admit, id, connection.generation);
-            let answer = match self.machine.admit(&client.socket, &request, key) {
-                Ok(Submitted::InFlight) => {
-                    connection.admitting = true;
-                    break None;
-                }
-                Ok(Submitted::Answered(answer)) => answer,
-                Err(error) => {
-                    tracing::error!(%error, "an admission cannot be asked for");
-                    break Some(Err(Reason::MaxConnections));
-                }
-            };
-            let ledger = &self.state.ledger;
-            let decided = ledger.answered(&mut self.names, &applicant, answer);
-            if decided.is_some() || usize::from(connection.asked) >= STALE_RETRIES {
-                break Some(decided.unwrap_or(Err(Reason::NamesFull)));
-            }
-        }
-    }
-
-    /// The kernel answered.
-    pub(super) fn on_admitted(&mut self, key: Key, answer: Result<(), AdmitErrno>, now: Instant) {
-        let Some(connection) = self.connections.get_mut(key.index as usize) else {
-            return;
-        };
-        if Key::new(key.kind, key.index, connection.generation) != key {
-            return;
-        }
-        connection.admitting = false;
-        if connection.mode == Mode::Closing {
-            return self.advance(key.index, now);
-        }
-        let Some(who) = connection.session.identity().cloned() else {
-            return;
-        };
-        let backend = &self.config.backends[usize::from(connection.backend_index)];
-        let applicant = applicant(&who, &backend.name);
-        let ledger = &self.state.ledger;
-        let verdict = match ledger.answered(&mut self.names, &applicant, answer) {
-            None if usize::from(connection.asked) < STALE_RETRIES => self.ask(key.index, &who),
-            None => Some(Err(Reason::NamesFull)),
-            decided => decided,
-        };
-        if let Some(verdict) = verdict {
-            self.feed(key.index, Input::Admission(verdict), now);
-            self.watch(key.index, Kind::Client);
-        }
-    }
-
-    /// Takes a connection out of those that have not said what they want, if the
-    /// ledger did not do so at its admission.
-    fn has_spoken(&mut self, id: u32) {
-        self.pending.remove(id);
-        let connection = &mut self.connections[id as usize];
-        if std::mem::take(&mut connection.pending)
-            && let (Some(client), Some(entry)) = (&connection.client, &connection.entry)
-        {
-            self.state.ledger.spoken(client.socket.as_fd(), entry);
-        }
-    }
-
-    /// Connects to the backend. A failure is fed in the next round, as every
-    /// other outcome of a dial is.
-    fn dial(&mut self, id: u32, now: Instant) {
-        self.has_spoken(id);
-        let connection = &mut self.connections[id as usize];
-        connection.mode = Mode::Dialing;
-        if let Some(who) = connection.session.identity() {
-            // Many sessions are of one user and one database.
-            if let Some(shared) = self.identities.get(who) {
-                connection.session.share_identity(Arc::clone(shared));
-            } else {
-                if self.identities.len() >= IDENTITIES_MAX {
-                    self.identities.clear();
-                }
-                self.identities.insert(Arc::clone(who));
-            }
-        } else {
-            if connection.client.is_some() {
-                self.cancel_elsewhere(id, now);
-            }
-            if !self.keep_fd_for_cancel(id) {
-                self.connections[id as usize].dial_error = Some(ConnectFailure::Host);
-                return self.enqueue(id);
-            }
-        }
-        self.connect_backend(id, now);
-        self.enqueue(id);
-    }
-
-    fn connect_backend(&mut self, id: u32, now: Instant) {
-        let connection = &mut self.connections[id as usize];
-        // Not the round's clock: a connect on loopback is over before the next.
-        connection.active = self.machine.now();
-        let backend = &self.config.backends[usize::from(connection.backend_index)];
-        match self.machine.connect(backend, 0) {
-            Ok(socket) => {
-                connection.backend = Some(Side::new(socket));
-                self.watch(id, Kind::Backend);
-            }
-            // Its descriptor was kept, but another worker's accept has run ahead
-            // of the budget and is about to give it back.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
-                self.redials.push(id);
-                self.redial_at.get_or_insert(now + REDIAL);
-            }
-            Err(error) => {
-                connection.dial_error = Some(connect_failure(&error));
-                self.enqueue(id);
-            }
-        }
-    }
-
-    /// Dials again what found no descriptor; the connect deadline ends it.
-    pub(super) fn redial(&mut self, now: Instant) {
-        self.redial_at = None;
-        for id in std::mem::take(&mut self.redials) {
-            let connection = self.connections.get(id as usize);
-            let waits = |connection: &Connection<M>| {
-                connection.mode == Mode::Dialing && connection.backend.is_none()
-            };
-            if connection.is_some_and(waits) {
-                self.connect_backend(id, now);
-            }
-        }
-    }
-
-    /// A CancelRequest does not say which backend it is for: every backend
-    /// gets it, and ignores a key that is not its own.
-    fn cancel_elsewhere(&mut self, id: u32, now: Instant) {
-        if self.config.backends.len() > 1
-            && let Some(packet) = self.connections[id as usize].session.cancel_packet()
-        {
-            for backend in 1..self.config.backends.len() {
-                self.cancel_query(packet.clone(), backend as u16, now);
-            }
-        }
-    }
-
-    /// Sends a CancelRequest over a connection of gate's own.
-    fn cancel_query(&mut self, packet: Vec<u8>, backend: u16, now: Instant) {
-        let session = Session::cancel(Arc::clone(&self.deadlines), packet);
-        let mut connection = Connection::new(session, 0, now);
-        connection.backend_index = backend;
-        let id = self.insert(connection);
-        self.start(id, now);
     }
 
     fn refuse(&mut self, id: u32, refusal: &Refusal) {
@@ -387,25 +186,37 @@ impl<M: Machine> Worker<M> {
     }
 
     /// Closes the backend's socket, once its poll has ended.
-    fn retire_backend(&mut self, id: u32) {
+    pub(super) fn retire_backend(&mut self, id: u32, now: Instant) {
         let connection = &mut self.connections[id as usize];
-        let Some(backend) = &mut connection.backend else {
-            return;
-        };
-        backend.retired = true;
-        if backend.poll == PollState::Idle {
-            if let Some(backend) = connection.backend.take() {
-                self.machine.close(backend.socket);
+        match &mut connection.backend {
+            Some(backend) if backend.poll == PollState::Idle => self.backend_retired(id, now),
+            Some(backend) => {
+                backend.retired = true;
+                self.cancel_poll(id, Kind::Backend);
             }
-            self.give_backend_fd(id);
+            None if connection.dials_next => self.backend_retired(id, now),
+            None => {}
+        }
+    }
+
+    /// Nothing is in flight on a retired backend: closes it. Its descriptor is
+    /// given back, or is for the next address.
+    pub(super) fn backend_retired(&mut self, id: u32, now: Instant) {
+        let connection = &mut self.connections[id as usize];
+        if let Some(backend) = connection.backend.take() {
+            self.machine.close(backend.socket);
+        }
+        if std::mem::take(&mut connection.dials_next) && connection.mode == Mode::Dialing {
+            self.connect_backend(id, now);
         } else {
-            self.cancel_poll(id, Kind::Backend);
+            self.give_backend_fd(id);
         }
     }
 
     /// Closes everything, once no operation is in flight.
     fn close(&mut self, id: u32, reset_client: bool) {
         self.pending.remove(id);
+        self.end_wait(id);
         let connection = &mut self.connections[id as usize];
         connection.mode = Mode::Closing;
         connection.reset_client = reset_client;
@@ -440,7 +251,7 @@ impl<M: Machine> Worker<M> {
         let connection = &mut self.connections[id as usize];
         let watch = match connection.mode {
             Mode::Startup | Mode::Lingering => Watch::Once,
-            Mode::Dialing | Mode::Relaying => Watch::Changes,
+            Mode::Waiting | Mode::Dialing | Mode::Relaying => Watch::Changes,
             // The kernel's answer comes at once.
             Mode::Admitting | Mode::Closing => return,
         };
@@ -463,33 +274,5 @@ impl<M: Machine> Worker<M> {
                 self.close(id, true);
             }
         }
-    }
-}
-
-fn applicant<'a>(who: &'a Identity, backend: &'a str) -> Applicant<'a> {
-    Applicant {
-        user: &who.user,
-        database: who.database.as_deref(),
-        backend: backend.as_bytes(),
-    }
-}
-
-pub(super) fn connect_failure(error: &io::Error) -> ConnectFailure {
-    match error.raw_os_error() {
-        Some(libc::ECONNREFUSED) => ConnectFailure::Refused,
-        Some(libc::ETIMEDOUT) => ConnectFailure::Timeout,
-        Some(libc::ECONNRESET | libc::EPIPE | libc::ECONNABORTED) => ConnectFailure::Reset,
-        Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENETDOWN | libc::EHOSTDOWN) => {
-            ConnectFailure::Unreachable
-        }
-        Some(
-            libc::EMFILE
-            | libc::ENFILE
-            | libc::ENOBUFS
-            | libc::ENOMEM
-            | libc::EADDRNOTAVAIL
-            | libc::EPERM,
-        ) => ConnectFailure::Host,
-        _ => ConnectFailure::Other,
     }
 }

@@ -17,6 +17,8 @@ pub enum Mode {
     Startup,
     /// The kernel is asked for the session's slots.
     Admitting,
+    /// It waits for a slot; the client is watched but not read.
+    Waiting,
     /// The backend is being connected; the client is watched but not read.
     Dialing,
     /// Bytes go both ways.
@@ -207,8 +209,16 @@ pub struct Connection<M: Machine> {
     pub listener: u16,
     /// The backend's place in the configuration.
     pub backend_index: u16,
+    /// The address that is dialled, or was: its place in the backend's.
+    pub address: u8,
+    /// Addresses that were tried, a bit each.
+    pub tried: u16,
+    /// Another address is dialled as soon as this one's socket is closed.
+    pub dials_next: bool,
     /// How the sockets are driven.
     pub mode: Mode,
+    /// Has a place in the queue of those that wait.
+    pub waits: bool,
     /// Counted as pending by the ledger.
     pub pending: bool,
     /// How often the kernel was asked for this session's slots.
@@ -258,7 +268,11 @@ impl<M: Machine> Connection<M> {
             relayed: [0; 2],
             listener,
             backend_index: 0,
+            address: 0,
+            tried: 0,
+            dials_next: false,
             mode: Mode::Startup,
+            waits: false,
             pending: false,
             asked: 0,
             admitting: false,

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gate_common::abi::AdmitRequest;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::Socket;
 
 use super::machine::{Completion, Key, Machine, Submitted, Watch};
 use crate::config::Backend;
-use crate::host::Pipe;
+use crate::host::{self, Pipe};
 use crate::kernel;
 use crate::ring::{Ring, RingError};
 use crate::state::State;
@@ -94,15 +94,9 @@ impl Machine for Linux {
         self.ring.wait(timeout, out)
     }
 
-    fn connect(&mut self, backend: &Backend, _address: usize) -> io::Result<Socket> {
-        let address = backend.address;
-        let kind = Type::STREAM.nonblocking().cloexec();
-        let socket = Socket::new(Domain::for_address(address), kind, Some(Protocol::TCP))?;
-        socket.set_tcp_nodelay(true)?;
-        match socket.connect(&address.into()) {
-            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
-            _ => Ok(socket),
-        }
+    fn connect(&mut self, backend: &Backend, address: usize) -> io::Result<Socket> {
+        let address = backend.addresses.get(address);
+        host::connect(address.ok_or(io::ErrorKind::NotFound)?, &backend.tcp)
     }
 
     fn connected(&mut self, socket: &Socket) -> io::Result<bool> {

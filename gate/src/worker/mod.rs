@@ -7,6 +7,8 @@
 //! | `linux.rs` | the real machine |
 //! | `accept.rs` | new connections, eviction, running out of descriptors |
 //! | `actions.rs` | carries out what a session decides |
+//! | `admit.rs` | asks the ledger |
+//! | `dial.rs` | connects to backends |
 //! | `relay.rs`, `flow.rs` | move bytes |
 //! | `connection.rs` | what is held for one connection |
 //! | `timers.rs` | deadlines |
@@ -15,7 +17,9 @@
 
 mod accept;
 mod actions;
+mod admit;
 mod connection;
+mod dial;
 mod flow;
 mod linux;
 mod machine;
@@ -39,7 +43,7 @@ use crate::config::Config;
 use crate::ledger::NameCache;
 use crate::proto::first_packet::Identity;
 use crate::session::event::{Action, Deadlines, Input};
-use crate::session::outcome::Reason;
+use crate::session::outcome::{ConnectFailure, Reason};
 use crate::state::{Phase, State};
 use crate::stats::Stats;
 
@@ -108,6 +112,10 @@ pub struct Worker<M: Machine> {
     /// Connections whose backend is dialled again, for want of a descriptor.
     redials: Vec<u32>,
     redial_at: Option<Instant>,
+    /// Connections that wait for a slot.
+    waiters: usize,
+    /// When those that wait ask again.
+    look_at: Option<Instant>,
     /// A connection lives on the spare descriptor.
     spare_lent: bool,
     /// Connections being refused for want of descriptors.
@@ -163,6 +171,8 @@ impl<M: Machine> Worker<M> {
             accept_retry: None,
             redials: Vec::new(),
             redial_at: None,
+            waiters: 0,
+            look_at: None,
             spare_lent: false,
             on_reserve: 0,
             exhausted: false,
@@ -217,6 +227,9 @@ impl<M: Machine> Worker<M> {
         if self.redial_at.is_some_and(|at| at <= now) {
             self.redial(now);
         }
+        if self.waiters > 0 && self.look_at.is_none_or(|at| at <= now) {
+            self.offer_turns(now);
+        }
         self.close_finished();
         if self.phase == Phase::Stopping && self.connections.is_empty() {
             return Ok(ControlFlow::Break(()));
@@ -254,6 +267,7 @@ impl<M: Machine> Worker<M> {
             .into_iter()
             .chain(self.accept_retry)
             .chain(self.redial_at)
+            .chain(self.look_at)
             .min();
         next.map_or(WAIT_MAX, |at| {
             at.saturating_duration_since(now).min(WAIT_MAX)
@@ -276,6 +290,7 @@ impl<M: Machine> Worker<M> {
             }
             Event::Ready(_) | Event::PollEnded if key.kind == Kind::Waker => {
                 self.machine.clear_waker();
+                self.look_at = None;
                 if !more {
                     self.machine.poll_waker(key)?;
                 }
@@ -302,10 +317,7 @@ impl<M: Machine> Worker<M> {
         if ended {
             open.poll = PollState::Idle;
             if open.retired {
-                if let Some(retired) = side.take() {
-                    self.machine.close(retired.socket);
-                }
-                self.give_backend_fd(key.index);
+                self.backend_retired(key.index, now);
             }
         }
         self.advance(key.index, now);
@@ -320,6 +332,7 @@ impl<M: Machine> Worker<M> {
             Mode::Startup => self.read_startup(id, now),
             // Its answer comes with a completion.
             Mode::Admitting => {}
+            Mode::Waiting => self.watch_client(id, now),
             Mode::Dialing => self.watch_dial(id, now),
             Mode::Relaying => self.relay(id, now),
             Mode::Lingering => self.drop_client_data(id, now),
@@ -354,18 +367,20 @@ impl<M: Machine> Worker<M> {
             return;
         };
         connection.deadline = None;
-        if connection.session.is_idle_timed() {
-            // A reload may have changed it meanwhile, to never at that.
-            let idle = self.deadlines.idle;
-            let idle_end = connection.active + idle;
-            if idle.is_zero() {
+        // A reload may have changed it meanwhile, to never at that.
+        if let Some(quiet) = connection.session.quiet_time(&self.deadlines) {
+            let end = connection.active + quiet;
+            if quiet.is_zero() {
                 return;
             }
-            if idle_end > now {
-                connection.deadline = Some(idle_end);
-                self.timers.replace(id, None, Some(idle_end));
+            if end > now {
+                connection.deadline = Some(end);
+                self.timers.replace(id, None, Some(end));
                 return;
             }
+        }
+        if connection.session.is_dialing() {
+            return self.dial_failed(id, ConnectFailure::Timeout, now);
         }
         self.feed(id, Input::DeadlinePassed, now);
     }
@@ -382,7 +397,10 @@ impl<M: Machine> Worker<M> {
         let ids: Vec<u32> = self.connections.iter().map(|(id, _)| id as u32).collect();
         for id in ids {
             match phase {
-                Phase::Draining => self.connections[id as usize].session.doom(Reason::Draining),
+                Phase::Draining => {
+                    self.connections[id as usize].session.doom(Reason::Draining);
+                    self.feed(id, Input::Turn, now);
+                }
                 Phase::Stopping => self.feed(id, Input::Stop, now),
                 Phase::Starting | Phase::Serving => {}
             }
@@ -415,6 +433,7 @@ impl<M: Machine> Worker<M> {
             }
             if let Some(entry) = connection.entry.take() {
                 self.state.ledger.closed(entry);
+                self.state.slots_released();
             }
             self.state.give_fds(u64::from(connection.fds));
             if connection.on_reserve {
@@ -436,6 +455,7 @@ fn deadlines(config: &Config) -> Deadlines {
         auth: timeouts.auth,
         cancel: timeouts.cancel,
         idle: timeouts.idle,
+        half_close: timeouts.half_close,
         abandoned: timeouts.abandoned,
     }
 }

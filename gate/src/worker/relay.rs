@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use super::actions::connect_failure;
 use super::connection::{Gone, Mode, Received};
 use super::flow::{Filled, Flushed};
 use super::machine::Machine;
 use super::{PIPE_BYTES, Worker};
+use crate::host::connect_failure;
 use crate::session::event::Input;
 use crate::session::outcome::ConnectFailure;
 use crate::stats::Direction;
@@ -56,8 +56,8 @@ impl<M: Machine> Worker<M> {
         self.hot = hot;
     }
 
-    /// Sees whether the backend is connected, and whether the client is there.
-    pub(super) fn watch_dial(&mut self, id: u32, now: Instant) {
+    /// Sees whether a client that is not read is there.
+    pub(super) fn watch_client(&mut self, id: u32, now: Instant) {
         let connection = &mut self.connections[id as usize];
         if let Some(client) = &connection.client {
             if client.is_broken() {
@@ -66,14 +66,19 @@ impl<M: Machine> Worker<M> {
                 self.feed(id, Input::ClientEnded, now);
             }
         }
+    }
+
+    /// Sees whether the backend is connected, and whether the client is there.
+    pub(super) fn watch_dial(&mut self, id: u32, now: Instant) {
+        self.watch_client(id, now);
         let connection = &mut self.connections[id as usize];
         if connection.mode != Mode::Dialing {
             return;
         }
         if let Some(failure) = connection.dial_error.take() {
-            return self.feed(id, Input::ConnectFailed(failure), now);
+            return self.dial_failed(id, failure, now);
         }
-        let Some(backend) = &connection.backend else {
+        let Some(backend) = connection.backend.as_ref().filter(|side| !side.retired) else {
             return;
         };
         match self.machine.connected(&backend.socket) {
@@ -81,12 +86,15 @@ impl<M: Machine> Worker<M> {
                 let since = connection.active;
                 let took = self.machine.now().saturating_duration_since(since);
                 self.stats.backend_connect_took(took);
+                let place = usize::from(connection.backend_index);
+                let address = usize::from(connection.address);
+                self.state.backends.connected(place, address, now);
                 self.feed(id, Input::Connected, now);
             }
             // Still connecting.
             Ok(false) if !backend.has_ended() => {}
-            Ok(false) => self.feed(id, Input::ConnectFailed(ConnectFailure::Reset), now),
-            Err(error) => self.feed(id, Input::ConnectFailed(connect_failure(&error)), now),
+            Ok(false) => self.dial_failed(id, ConnectFailure::Reset, now),
+            Err(error) => self.dial_failed(id, connect_failure(&error), now),
         }
     }
 

@@ -17,6 +17,14 @@ pub struct Driver {
     pub ledger: Result<(), Reason>,
     /// What the client sent since its last answer.
     sent: Vec<u8>,
+    /// The ledger's answer comes later.
+    pub defers: bool,
+    /// The ledger was asked and has not answered.
+    asked: bool,
+    /// It stands in the queue for a slot.
+    waits: bool,
+    /// gate is told to end.
+    stopped: bool,
     /// What the backend said while it was watched.
     said: Vec<u8>,
     doomed: bool,
@@ -36,6 +44,9 @@ pub struct Driver {
     outcomes: usize,
     closed: bool,
 }
+
+/// How long a client may wait for a slot.
+pub const WAIT: Duration = Duration::from_secs(3);
 
 /// What has to be given back.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -76,6 +87,10 @@ impl Driver {
             },
             ledger: Ok(()),
             sent,
+            defers: false,
+            asked: false,
+            waits: false,
+            stopped: false,
             said: Vec::new(),
             doomed,
             replies: 0,
@@ -112,12 +127,16 @@ impl Driver {
         let possible = match input {
             Input::ClientData(_) | Input::Evict => self.session.is_pending(),
             Input::ClientEnded | Input::ClientLost => self.held.client,
-            Input::Connected | Input::ConnectFailed(_) => dialling,
+            Input::Connected | Input::ConnectFailed(_) | Input::AddressFailed(_) => dialling,
             Input::BackendData(_) => backend && self.session.watches_backend(),
             Input::BackendEnded | Input::BackendLost => backend && !self.drops_client,
             Input::DeadlinePassed => self.held.deadline.take_if(|at| *at <= self.now).is_some(),
-            // Answered where it is asked.
-            Input::Admission(_) => false,
+            Input::Admission(_) => std::mem::take(&mut self.asked),
+            // Who waits stays where it is.
+            Input::Wait { .. } => {
+                self.session.identity().is_some() && !self.waits && std::mem::take(&mut self.asked)
+            }
+            Input::Turn => self.waits && !self.asked,
             Input::Stop => true,
         };
         if !possible || self.closed {
@@ -131,6 +150,9 @@ impl Driver {
                 self.spoke |= !bytes.is_empty();
             }
             Input::BackendEnded | Input::BackendLost => self.backend_over = true,
+            Input::Admission(answer) => self.held.slot = answer.is_ok(),
+            Input::Wait { .. } => self.waits = true,
+            Input::Stop => self.stopped = true,
             _ => {}
         }
         let mut out = Vec::new();
@@ -147,6 +169,7 @@ impl Driver {
 
     /// Whatever came before, deadlines and the backend's end finish it, and nothing stays.
     pub fn finish(mut self) {
+        self.feed(Input::Admission(self.ledger));
         for _ in 0..6 {
             match self.held.deadline {
                 Some(at) => {
@@ -184,7 +207,12 @@ impl Driver {
             assert!(!self.closed, "{action:?} after Close");
             if let Action::Admit(who) = action {
                 assert!(!self.held.slot && !self.dialled && !self.doomed);
+                assert!(!self.asked, "asked twice");
                 assert!(!who.user.is_empty() && self.session.identity() == Some(&who));
+                if self.defers {
+                    self.asked = true;
+                    continue;
+                }
                 self.held.slot = self.ledger.is_ok();
                 let answer = Input::Admission(self.ledger);
                 self.session.handle(answer, &mut out);
@@ -212,6 +240,12 @@ impl Driver {
                 );
                 self.dialled = true;
                 self.held.backend = true;
+            }
+            Action::DialNext => {
+                assert!(self.dialled && !self.connected && self.held.backend);
+            }
+            Action::EndWait(_) => {
+                assert!(std::mem::take(&mut self.waits), "it does not wait");
             }
             Action::Relay(first) => {
                 assert!(self.connected && !self.relaying && self.held.backend);
@@ -251,6 +285,7 @@ impl Driver {
             Action::Count(count) => self.count(count),
             Action::Close { reset_client } => {
                 assert!(!reset_client || self.held.client);
+                assert!(!self.waits, "it is gone and waits");
                 let deadline = self.held.deadline.take();
                 assert_eq!(deadline, None, "a deadline outlives its session");
                 self.held = Held::default();
@@ -267,7 +302,9 @@ impl Driver {
             all.auth,
             all.cancel,
             all.idle,
+            all.half_close,
             all.abandoned,
+            WAIT,
             LINGER,
             OVER_STARTUP,
         ]
@@ -308,9 +345,14 @@ impl Driver {
         // Whoever waits for a client or for a backend that may never answer has a deadline; only
         // an established relay may wait for good.
         let established = self.relaying && !self.client_told && !self.session.is_pending();
+        // The ledger always answers, and at once.
         assert!(
-            self.held.deadline.is_some() || established,
+            self.held.deadline.is_some() || established || self.asked,
             "waits for ever"
+        );
+        assert!(
+            !self.stopped || self.client_told || self.asked,
+            "goes on after Stop"
         );
         if self.session.is_pending() {
             assert!(self.sent.len() < PACKET_BYTES_MAX, "collects without bound");

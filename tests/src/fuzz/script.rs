@@ -8,7 +8,7 @@ use std::time::Duration;
 use gate::session::event::{Deadlines, Input};
 use gate::session::outcome::{ConnectFailure, Reason};
 
-use super::driver::Driver;
+use super::driver::{Driver, WAIT};
 
 const DEADLINES: Deadlines = Deadlines {
     startup: Duration::from_secs(15),
@@ -16,6 +16,7 @@ const DEADLINES: Deadlines = Deadlines {
     auth: Duration::from_secs(60),
     cancel: Duration::from_secs(10),
     idle: Duration::ZERO,
+    half_close: Duration::ZERO,
     abandoned: Duration::from_secs(60),
 };
 
@@ -35,6 +36,7 @@ pub fn session(data: &[u8]) {
     let (kind, mut steps) = data.split_first().map_or((0, data), |(k, rest)| (*k, rest));
     let deadlines = Deadlines {
         idle: Duration::from_secs(u64::from(kind >> 5) * 30),
+        half_close: Duration::from_secs(u64::from(kind >> 5 & 1) * 7),
         ..DEADLINES
     };
     let mut driver = match kind & 0x1f {
@@ -90,7 +92,17 @@ fn one_step(driver: &mut Driver, what: u8, how: usize, rest: &[u8]) -> usize {
         28 => driver.ledger = Ok(()),
         29 => driver.doom(Reason::Draining),
         30 => driver.wait(Duration::from_secs(60)),
-        _ => {}
+        _ => match how {
+            0 | 1 => driver.defers = true,
+            2 => driver.feed(Input::Admission(driver.ledger)),
+            3 => driver.feed(Input::Wait {
+                wait: WAIT,
+                reason: Reason::User,
+            }),
+            4 => driver.feed(Input::Turn),
+            5 => driver.feed(Input::AddressFailed(ConnectFailure::Refused)),
+            _ => driver.defers = false,
+        },
     }
     0
 }

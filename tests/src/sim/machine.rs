@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use gate::config::Backend;
 use gate::worker::{Completion, Event, Key, Machine, Submitted, Watch};
 use gate_common::abi::AdmitRequest;
+use gate_common::errno::AdmitErrno;
 
 use super::operations::{self, Posted, Report, Target};
 use super::tcp::GATE;
@@ -72,6 +73,7 @@ impl SimMachine {
             Report::AcceptFailed(error) => Event::AcceptFailed(io::Error::from_raw_os_error(error)),
             Report::Ready(bits) => Event::Ready(bits),
             Report::PollEnded => Event::PollEnded,
+            Report::Admitted(code) => Event::Admitted(admitted(code)),
         };
         Completion {
             key: posted.key,
@@ -134,6 +136,13 @@ impl AsFd for SimSocket {
     }
 }
 
+fn admitted(code: i32) -> Result<(), AdmitErrno> {
+    match code {
+        0 => Ok(()),
+        code => Err(AdmitErrno::from_code(code)),
+    }
+}
+
 fn told(outcome: Result<usize, i32>) -> io::Result<usize> {
     outcome.map_err(io::Error::from_raw_os_error)
 }
@@ -180,8 +189,19 @@ impl Machine for SimMachine {
         self.world.borrow_mut().operations.waker_set = false;
     }
 
-    fn admit(&mut self, _: &SimSocket, _: &AdmitRequest, _: Key) -> io::Result<Submitted> {
-        unreachable!("the ledger of a simulation decides by itself")
+    fn admit(
+        &mut self,
+        client: &SimSocket,
+        request: &AdmitRequest,
+        key: Key,
+    ) -> io::Result<Submitted> {
+        let code = request.instance as i32;
+        let world = &mut *self.world.borrow_mut();
+        if world.random.one_in(4) {
+            return Ok(Submitted::Answered(admitted(code)));
+        }
+        operations::admit(world, key, client.line, code);
+        Ok(Submitted::InFlight)
     }
 
     fn cancel(&mut self, key: Key) -> io::Result<()> {

@@ -139,7 +139,11 @@ fn live(seed: u64, traced: bool, step: &Rc<Cell<u64>>) -> Summary {
 
 fn state(world: &World) -> Arc<State> {
     let config = Arc::new(world.plan.config.clone());
-    let ledger = Ledger::local();
+    let ledger = if world.plan.asks {
+        Ledger::simulated()
+    } else {
+        Ledger::local()
+    };
     ledger
         .apply_config(&config)
         .expect("there is room for the names");

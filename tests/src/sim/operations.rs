@@ -35,6 +35,8 @@ pub enum Report {
     Ready(u32),
     /// A poll ended.
     PollEnded,
+    /// An admission's errno, or 0.
+    Admitted(i32),
 }
 
 /// A completion that the worker has not seen.
@@ -270,6 +272,15 @@ fn accept(world: &mut World, key: Key) {
             return;
         }
     }
+}
+
+/// Answers an admission, sooner or later.
+pub fn admit(world: &mut World, key: Key, line: usize, code: i32) {
+    world.operations.arm(key, Target::Line(line), Watch::Once);
+    let at = posted_at(world);
+    world
+        .operations
+        .post(key, Report::Admitted(code), false, at);
 }
 
 /// Ends an operation.

@@ -201,7 +201,8 @@ pub fn is_excused(world: &World, client: usize) -> bool {
         let ready = backend.ready.unwrap_or(world.now);
         ready.saturating_sub(backend.dialled) + Duration::from_millis(50) >= timeouts.auth
     });
-    world.stopping || !timeouts.idle.is_zero() || login_late
+    let quiet_ends = !timeouts.idle.is_zero() || !timeouts.half_close.is_zero();
+    world.stopping || quiet_ends || login_late
 }
 
 /// A client read something.

@@ -37,6 +37,8 @@ pub struct Plan {
     pub drain_after: Option<Duration>,
     /// Completions for earlier owners of an index are thrown in.
     pub stale: bool,
+    /// The ledger's answers come as completions, as those of a kernel.
+    pub asks: bool,
     /// What gate runs with.
     pub config: Config,
 }
@@ -81,6 +83,7 @@ impl Plan {
                 .one_in(6)
                 .then(|| random.delay(Duration::from_secs(20))),
             stale: random.one_in(4),
+            asks: random.one_in(2),
             config: config(random),
         }
     }
@@ -94,6 +97,7 @@ impl Plan {
             times.auth,
             times.cancel,
             times.idle,
+            times.half_close,
             times.abandoned,
         ];
         all.into_iter().sum::<Duration>() + Duration::from_secs(5)
@@ -125,6 +129,7 @@ fn config(random: &mut Random) -> Config {
     config.timeouts.auth = random.pick(&[3, 60].map(seconds));
     config.timeouts.cancel = random.pick(&[1, 10].map(seconds));
     config.timeouts.idle = random.pick(&[0, 0, 0, 4].map(seconds));
+    config.timeouts.half_close = random.pick(&[0, 0, 0, 3].map(seconds));
     config.timeouts.abandoned = random.pick(&[2, 60].map(seconds));
     config
 }

@@ -26,6 +26,18 @@ pub fn register(suite: &mut Suite) {
         "h1_more_sessions_than_descriptors_are_refused_politely",
         too_few_descriptors,
     );
+    suite.both(
+        "h1_a_limit_over_the_descriptors_is_refused_with_the_numbers",
+        limits_over_descriptors,
+    );
+    suite.both(
+        "h1_the_default_limit_is_lowered_on_a_small_host",
+        default_is_lowered,
+    );
+    suite.local(
+        "l8_without_io_uring_gate_ends_3_and_names_cause_and_cure",
+        without_io_uring,
+    );
     suite.kernel(
         "l8_gate_finds_its_cgroup_and_counts_from_the_first_socket",
         counts_at_start,
@@ -81,7 +93,7 @@ fn out_of_descriptors(stage: &Stage) -> Result<()> {
 }
 
 fn too_few_descriptors(stage: &Stage) -> Result<()> {
-    let settings = "[limits]\nmax_connections = 5000";
+    let settings = "[limits]\nmax_connections = 0";
     let mut plan = Plan::new(stage.plane, stage.postgres.address(), settings);
     plan.nofile = Some(256);
     let mut gate = Gate::start_plan(plan)?;
@@ -107,6 +119,101 @@ fn too_few_descriptors(stage: &Stage) -> Result<()> {
     gate.wait_empty(SOON)?;
     gate.open("app", "prod")?.close()?;
     gate.wait_empty(SOON)
+}
+
+fn limits_over_descriptors(stage: &Stage) -> Result<()> {
+    let table = [
+        ("limits.max_connections", "[limits]\nmax_connections = 5000"),
+        ("limits.user.app", "[limits.user]\napp = 5000"),
+    ];
+    for (path, settings) in table {
+        let mut plan = Plan::new(stage.plane, stage.postgres.address(), settings);
+        plan.nofile = Some(256);
+        let mut gate = Gate::prepare(plan)?;
+        let status = gate.launch_expecting_exit(&[])?;
+        let said = gate.log().join("\n");
+        assert_eq!(status.code(), Some(2), "{said}");
+        for part in [
+            path,
+            "5000 sessions need 10000",
+            "(hard) is 256",
+            "LimitNOFILE=",
+        ] {
+            ensure!(said.contains(part), "{part}: {said}");
+        }
+        // Another host may have enough.
+        let status = gate.launch_expecting_exit(&["--check"])?;
+        assert_eq!(status.code(), Some(0));
+    }
+    let mut plan = Plan::new(stage.plane, stage.postgres.address(), "");
+    plan.nofile = Some(256);
+    let gate = Gate::start_plan(plan)?;
+    for key in [&["max-connections"][..], &["user", "app"]] {
+        let set = [&["limits", "set"][..], key, &["5000"]].concat();
+        let refused = gate.gatectl_output(&set)?;
+        let said = gate_tests::clients::both_streams(&refused);
+        assert_eq!(refused.status.code(), Some(1), "{said}");
+        ensure!(said.contains("need 10000 of them"), "{said}");
+    }
+    gate.gatectl(&["limits", "set", "max-connections", "0"])?;
+    gate.open("app", "prod")?.close()?;
+    Ok(())
+}
+
+fn default_is_lowered(stage: &Stage) -> Result<()> {
+    let mut plan = Plan::new(stage.plane, stage.postgres.address(), "");
+    plan.nofile = Some(256);
+    let mut gate = Gate::start_plan(plan)?;
+    assert_eq!(
+        gate.logged("max_connections is lowered from its default"),
+        1
+    );
+    let status = gate.gatectl(&["status"])?;
+    ensure!(
+        status.contains("lowered         max_connections to "),
+        "{status}"
+    );
+    let limit = gate.metrics()?.sum("gate_connection_limit", &[]);
+    assert!(
+        (10.0..128.0).contains(&limit),
+        "{limit} sessions in 256 descriptors"
+    );
+    // A limit that can be reached.
+    let sessions = gate.open_all(limit as usize, "app", "prod")?;
+    assert_eq!(gate.refused("app", "prod")?.code(), "53300");
+    drop(sessions);
+    gate.wait_empty(SOON)?;
+    let over = "[limits]\nmax_connections = 5000";
+    assert!(gate.reload(over).is_ok());
+    host::eventually_true(SOON, "the reload is refused", || {
+        Ok(gate.logged("not reloaded") == 1)
+    })?;
+    assert!(gate.is_running());
+    Ok(())
+}
+
+fn without_io_uring(stage: &Stage) -> Result<()> {
+    let table = [
+        (
+            libc::EPERM,
+            ["io_uring is forbidden here", "seccomp profile"],
+        ),
+        (libc::ENOSYS, ["has no io_uring", "Linux 6.1"]),
+        (libc::ENOMEM, ["lock enough memory", "RLIMIT_MEMLOCK"]),
+        (libc::EINVAL, ["too old", "Linux 6.1"]),
+    ];
+    for (errno, parts) in table {
+        let mut plan = Plan::new(stage.plane, stage.postgres.address(), "");
+        plan.io_uring = Some(errno);
+        let mut gate = Gate::prepare(plan)?;
+        let status = gate.launch_expecting_exit(&[])?;
+        let said = gate.log().join("\n");
+        assert_eq!(status.code(), Some(3), "{said}");
+        for part in parts {
+            ensure!(said.contains(part), "errno {errno}, {part}: {said}");
+        }
+    }
+    Ok(())
 }
 
 fn counts_at_start(stage: &Stage) -> Result<()> {

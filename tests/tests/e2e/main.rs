@@ -2,6 +2,7 @@
 
 use gate_tests::suite::Suite;
 
+mod backends;
 mod drivers;
 mod harness;
 mod life;
@@ -27,6 +28,7 @@ fn main() {
     startup::register(&mut suite);
     login::register(&mut suite);
     relay::register(&mut suite);
+    backends::register(&mut suite);
     pending::register(&mut suite);
     race::register(&mut suite);
     life::register(&mut suite);

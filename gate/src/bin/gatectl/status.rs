@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gate::control::api::{Status, WorkerLoad};
+use gate::control::api::{BackendHealth, Process, Status, WorkerLoad};
 
 use crate::connections::listener_table;
 use crate::output::{Output, Table, limit};
@@ -10,6 +10,9 @@ use crate::target::{Failure, Target};
 
 /// More workers than these are summed up in a line.
 const WORKERS_SHOWN: usize = 8;
+
+/// As many addresses of backends.
+const ADDRESSES_SHOWN: usize = 4;
 
 pub fn run(target: &Target, output: Output) -> Result<(), Failure> {
     output.print(&target.status()?, text)
@@ -33,6 +36,13 @@ pub fn text(status: &Status) -> String {
         ("limited now", limited(status)),
     ];
     if let Some(process) = &status.process {
+        if let Some(lowered) = process.lowered_to {
+            let note = format!("max_connections to {lowered}: RLIMIT_NOFILE allows no more");
+            lines.push(("lowered", note));
+        }
+        if let Some(waiting) = waiting(process) {
+            lines.push(("waiting", waiting));
+        }
         let refused: Vec<String> = process
             .rejected
             .iter()
@@ -64,7 +74,43 @@ pub fn text(status: &Status) -> String {
         text += &format!("\n{}", listeners.render());
     }
     if let Some(process) = &status.process {
+        text += &backends(&process.backends);
         text += &workers(&process.worker_loads);
+    }
+    text
+}
+
+/// As a table; those that are up are summed up if there are many.
+fn backends(backends: &[BackendHealth]) -> String {
+    let addresses = || backends.iter().flat_map(|backend| &backend.addresses);
+    let up = addresses().filter(|address| address.up).count();
+    let all = addresses().count();
+    let few = all <= ADDRESSES_SHOWN;
+    let mut table = Table::new(["BACKEND", "ADDRESS", "STATE", "FOR", "CONNECTED", "FAILED"]);
+    let mut text = String::new();
+    if !few {
+        text = format!("\n{up} of {all} backend addresses are up\n");
+    }
+    for backend in backends {
+        for address in backend
+            .addresses
+            .iter()
+            .filter(|address| few || !address.up)
+        {
+            let state = if address.up { "up" } else { "down" };
+            let lasted = Duration::from_secs(address.for_seconds);
+            table.row([
+                backend.backend.clone(),
+                address.address.clone(),
+                state.to_owned(),
+                humantime::format_duration(lasted).to_string(),
+                address.connected.to_string(),
+                address.failed.to_string(),
+            ]);
+        }
+    }
+    if !table.is_empty() {
+        text += &format!("\n{}", table.render());
     }
     text
 }
@@ -117,6 +163,23 @@ fn kernel(status: &Status) -> String {
         (None, "off") => "off; ceilings are not enforced".to_owned(),
         (None, state) => state.to_owned(),
     }
+}
+
+/// Nothing if nobody waits or ever waited: most limits refuse at once.
+fn waiting(process: &Process) -> Option<String> {
+    if process.waiting == 0 && process.waited.is_empty() {
+        return None;
+    }
+    let before = process.waited.iter();
+    let before: Vec<String> = before
+        .map(|(outcome, count)| format!("{outcome} {count}"))
+        .collect();
+    let since = if before.is_empty() {
+        String::new()
+    } else {
+        format!("; before: {}", before.join(", "))
+    };
+    Some(format!("{} now{since}", process.waiting))
 }
 
 fn limited(status: &Status) -> String {

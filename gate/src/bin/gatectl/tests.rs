@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use clap::CommandFactory;
 use gate::config::{Config, ConfigSource};
-use gate::control::api::{Draining, LimitChange, LimitEntry, Reloaded, Status};
+use gate::control::api::{AddressHealth, Draining, LimitChange, LimitEntry, Reloaded, Status};
 use gate::control::{self, Control};
 use gate::ledger::Ledger;
 use gate::state::{KernelState, State};
@@ -160,6 +160,19 @@ fn the_status_is_one_screen() {
 }
 
 #[test]
+fn waiters_are_shown_once_there_were_some() {
+    let gate = Gate::start();
+    let mut status: Status = gate.target().status().expect("read");
+    assert!(!status::text(&status).contains("waiting"));
+    let process = status.process.as_mut().expect("it runs");
+    process.waiting = 3;
+    process.waited = [("admitted".to_owned(), 7), ("left".to_owned(), 1)].into();
+    let text = status::text(&status);
+    let line = "waiting         3 now; before: admitted 7, left 1\n";
+    assert!(text.contains(line), "{text}");
+}
+
+#[test]
 fn many_workers_are_one_line_of_the_status() {
     let gate = Gate::start();
     let mut status: Status = gate.target().status().expect("read");
@@ -176,6 +189,33 @@ fn many_workers_are_one_line_of_the_status() {
         text.contains("\na worker has 3 to 66 connections; "),
         "{text}"
     );
+    assert!(text.lines().count() < 24, "{text}");
+}
+
+#[test]
+fn the_status_shows_each_backend_or_of_many_those_that_are_down() {
+    let gate = Gate::start();
+    let mut status: Status = gate.target().status().expect("read");
+    let text = status::text(&status);
+    let row = "default  127.0.0.1:5432  up ";
+    assert!(text.contains(row), "{text}");
+    let process = status.process.as_mut().expect("it runs");
+    let address = process.backends[0].addresses[0].clone();
+    process.backends[0].addresses = (0..12)
+        .map(|number| AddressHealth {
+            address: format!("/run/{number}"),
+            up: number != 7,
+            ..address.clone()
+        })
+        .collect();
+    let text = status::text(&status);
+    assert!(
+        text.contains("\n11 of 12 backend addresses are up\n"),
+        "{text}"
+    );
+    let shown = text.lines().filter(|line| line.contains("/run/"));
+    assert_eq!(shown.count(), 1, "{text}");
+    assert!(text.contains("/run/7   down"), "{text}");
     assert!(text.lines().count() < 24, "{text}");
 }
 

@@ -11,6 +11,7 @@ mod series;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use gate_common::abi::{ListenerState, slot};
 use prometheus_client::collector::Collector;
@@ -18,10 +19,13 @@ use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::{Registry, Unit};
 
 use super::limited::{Limited, Scope};
+use crate::backends::AddressReport;
 use crate::config::name;
 use crate::host;
 use crate::ledger::{LimitKey, LimitRow};
-use crate::session::outcome::{CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure};
+use crate::session::outcome::{
+    CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure, WaitOutcome,
+};
 use crate::state::{KernelState, State};
 use crate::stats::{ACCEPT_ERRORS, Direction, HistogramSnapshot, Stats};
 use series::{Labels, OTHER, Series, gauge_value, labels, limit_value};
@@ -83,6 +87,19 @@ impl Gate {
             "gate_connections_pending",
             "Accepted connections without a valid startup packet",
             self.by_listener(|words| &words.pending),
+        )?;
+        out.gauge(
+            "gate_connections_waiting",
+            "Clients that wait for a place under a limit",
+            i64::from(state.waiting.len()),
+        )?;
+        out.counters(
+            "gate_waited",
+            "Clients that have waited for a place",
+            WaitOutcome::ALL.iter().map(|outcome| {
+                let count = self.sum(|stats| stats.waited_count(*outcome));
+                (labels([("outcome", outcome.label().to_owned())]), count)
+            }),
         )?;
         out.gauge(
             "gate_connection_limit",
@@ -303,6 +320,35 @@ impl Gate {
             "gate_backend_connect_failures",
             "Backends that could not be reached",
             failures,
+        )?;
+        let now = Instant::now();
+        let addresses = || {
+            let backends = config.backends.iter().enumerate();
+            backends.flat_map(move |(place, backend)| {
+                let of = move |report: AddressReport<'_>| {
+                    labels([
+                        ("backend", backend.name.clone()),
+                        ("address", report.address.to_string()),
+                    ])
+                };
+                let reports = self.state.backends.report(place, now);
+                reports.map(move |report| (of(report), report))
+            })
+        };
+        out.gauges(
+            "gate_backend_up",
+            "Whether an address of a backend is taken for up",
+            addresses().map(|(labels, report)| (labels, i64::from(report.up))),
+        )?;
+        out.counters(
+            "gate_backend_address_connects",
+            "Dials of an address that were connected",
+            addresses().map(|(labels, report)| (labels, report.connected)),
+        )?;
+        out.counters(
+            "gate_backend_address_failures",
+            "Dials of an address that were not",
+            addresses().map(|(labels, report)| (labels, report.failed)),
         )
     }
 

@@ -7,7 +7,10 @@ use std::time::Duration;
 use super::super::limited::Limited;
 use super::super::metrics;
 use super::Fixture;
-use crate::session::outcome::{CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure};
+use crate::admission::WaitsFor;
+use crate::session::outcome::{
+    CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure, WaitOutcome,
+};
 use crate::stats::Direction;
 
 /// Sample (name and labels, as written) to value.
@@ -144,6 +147,7 @@ fn every_count_shows_where_the_interface_says() {
     gate.pending();
     let stats = gate.state.stats.clone();
     for worker in &stats {
+        worker.waited(WaitOutcome::Admitted);
         worker.accepted();
         worker.holds(4);
         worker.rejected(0, Reason::User);
@@ -156,13 +160,42 @@ fn every_count_shows_where_the_interface_says() {
         worker.admission_took(Duration::from_micros(3));
         worker.backend_connect_took(Duration::from_secs(60));
     }
+    let now = std::time::Instant::now();
+    gate.state.backends.connected(0, 0, now);
+    for _ in 0..2 {
+        gate.state
+            .backends
+            .failed(0, 0, ConnectFailure::Refused, now);
+    }
+    let ticket = crate::admission::Ticket {
+        worker: 0,
+        id: 0,
+        generation: 0,
+    };
+    let waiting = &gate.state.waiting;
+    waiting.join(ticket, b"app", WaitsFor::User(b"app".to_vec()), 1);
     let samples = scrape(&gate);
     let expected = [
+        (
+            r#"gate_backend_up{backend="default",address="127.0.0.1:5432"}"#,
+            0.0,
+        ),
+        (
+            r#"gate_backend_address_connects_total{backend="default",address="127.0.0.1:5432"}"#,
+            1.0,
+        ),
+        (
+            r#"gate_backend_address_failures_total{backend="default",address="127.0.0.1:5432"}"#,
+            2.0,
+        ),
         (r#"gate_connections_active{listener="127.0.0.1:6432"}"#, 3.0),
         (
             r#"gate_connections_pending{listener="127.0.0.1:6432"}"#,
             1.0,
         ),
+        ("gate_connections_waiting", 1.0),
+        (r#"gate_waited_total{outcome="admitted"}"#, 2.0),
+        (r#"gate_waited_total{outcome="left"}"#, 0.0),
         ("gate_connection_limit", 5000.0),
         ("gate_pending_limit", 1000.0),
         (

@@ -208,7 +208,7 @@ fn e7_a_hostile_name_is_accepted_as_it_is_shown() {
         "{listed:?}"
     );
     assert!(
-        limits::export(&ledger)
+        limits::export(&ledger, None)
             .expect("exported")
             .contains("'a\\\\b\\xff\\x0a\"%s' = 1")
     );
@@ -253,15 +253,32 @@ fn a_change_that_cannot_be_says_why() {
             .all(|entry| entry.key != "user")
     );
     gate.state.ledger.set_fd_cap(100);
-    let over = limits::set(
+    for (key, name) in [
+        ("max-connections", None),
+        ("default-user", None),
+        ("default-database", None),
+        ("user", Some("app")),
+        ("database", Some("prod")),
+    ] {
+        let over = limits::set(&gate.state.ledger, &change(key, name, Some("51")));
+        let error = over.expect_err("over the budget").to_string();
+        for part in [
+            key,
+            " 51 ",
+            "need 102 ",
+            "has 100 ",
+            "to 50 or less",
+            "NOFILE",
+        ] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        limits::set(&gate.state.ledger, &change(key, name, Some("50"))).expect("fits");
+    }
+    limits::set(
         &gate.state.ledger,
-        &change("max-connections", None, Some("101")),
-    );
-    let error = over.expect_err("over the budget").to_string();
-    assert!(
-        error.contains("101") && error.contains("is 50") && error.contains("NOFILE"),
-        "{error}"
-    );
+        &change("max-connections", None, Some("0")),
+    )
+    .expect("none");
 }
 
 #[test]
@@ -271,9 +288,12 @@ fn exported_limits_are_a_configuration() {
     limits::set(ledger, &change("default-user", None, Some("7"))).expect("set");
     limits::set(ledger, &change("database", Some("prod"), Some("none"))).expect("set");
     limits::set(ledger, &change("backend", Some("default"), Some("9"))).expect("set");
-    let exported = limits::export(ledger).expect("exported");
+    let exported = limits::export(ledger, Some(&gate.state.config().limits.waits));
+    let exported = exported.expect("exported");
     let config = Config::from_toml(&exported).expect("valid");
     let mut expected = gate.state.config().limits.clone();
+    // How many may wait where nobody waits says nothing.
+    expected.waits = config.limits.waits.clone();
     expected.default_user = gate_common::limit::Setting::AtMost(7);
     expected
         .database
@@ -283,6 +303,29 @@ fn exported_limits_are_a_configuration() {
         exported.contains("# backend default: max_connections = 9"),
         "{exported}"
     );
+}
+
+#[test]
+fn exported_limits_keep_their_waits_while_gate_runs() {
+    let toml = "[limits]\nmax_connections = { max = 9, wait = \"1s\", max_waiting = 4 }\n\
+                default_user = { max = 2, wait = \"5ms\" }\n\
+                [limits.user]\napp = { max = 3, wait = \"2s\" }\nplain = 4";
+    let gate = Fixture::new(toml);
+    let ledger = &gate.state.ledger;
+    limits::set(ledger, &change("user", Some("app"), Some("5"))).expect("set");
+    let waits = gate.state.config().limits.waits.clone();
+    let exported = limits::export(ledger, Some(&waits)).expect("exported");
+    for line in [
+        "max_connections = { max = 9, wait = \"1s\", max_waiting = 4 }",
+        "default_user = { max = 2, wait = \"5ms\", max_waiting = 16 }",
+        "default_database = 0",
+        "app = { max = 5, wait = \"2s\", max_waiting = 16 }",
+        "plain = 4",
+    ] {
+        assert!(exported.contains(&format!("{line}\n")), "{exported}");
+    }
+    let down = limits::export(ledger, None).expect("exported");
+    assert!(down.contains("app = 5\n") && down.contains("# no gate runs"));
 }
 
 #[test]

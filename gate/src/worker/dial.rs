@@ -1,0 +1,175 @@
+//! Connecting to backends, one address after the other.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Worker;
+use super::connection::{Connection, Mode, Side};
+use super::machine::{Kind, Machine};
+use crate::host::connect_failure;
+use crate::session::Session;
+use crate::session::event::Input;
+use crate::session::outcome::ConnectFailure;
+
+/// Identities that a worker shares among its sessions; past it, it starts anew.
+const IDENTITIES_MAX: usize = 4096;
+/// How long a dial that found no descriptor or a full backlog rests.
+const REDIAL: Duration = Duration::from_millis(5);
+
+impl<M: Machine> Worker<M> {
+    /// Connects to the backend. A failure is fed in the next round, as every
+    /// other outcome of a dial is.
+    pub(super) fn dial(&mut self, id: u32, now: Instant) {
+        self.has_spoken(id);
+        let connection = &mut self.connections[id as usize];
+        connection.mode = Mode::Dialing;
+        if let Some(who) = connection.session.identity() {
+            // Many sessions are of one user and one database.
+            if let Some(shared) = self.identities.get(who) {
+                connection.session.share_identity(Arc::clone(shared));
+            } else {
+                if self.identities.len() >= IDENTITIES_MAX {
+                    self.identities.clear();
+                }
+                self.identities.insert(Arc::clone(who));
+            }
+        } else {
+            if connection.client.is_some() {
+                self.cancel_everywhere(id, now);
+            }
+            if !self.keep_fd_for_cancel(id) {
+                self.connections[id as usize].dial_error = Some(ConnectFailure::Host);
+                return self.enqueue(id);
+            }
+        }
+        self.connect_backend(id, now);
+        self.enqueue(id);
+    }
+
+    /// The address that was dialled cannot be reached: gives it up and dials
+    /// another one.
+    pub(super) fn dial_next(&mut self, id: u32, now: Instant) {
+        self.connections[id as usize].dials_next = true;
+        self.retire_backend(id, now);
+    }
+
+    /// Dials the next address of the session's backend.
+    pub(super) fn connect_backend(&mut self, id: u32, now: Instant) {
+        let connection = &mut self.connections[id as usize];
+        let place = usize::from(connection.backend_index);
+        let untried = |address: &usize| connection.tried & 1 << address == 0;
+        let address = self.state.backends.order(place).find(untried).unwrap_or(0);
+        connection.address = address as u8;
+        // Not the round's clock: a connect on loopback is over before the next.
+        connection.active = self.machine.now();
+        match self.machine.connect(&self.config.backends[place], address) {
+            Ok(socket) => {
+                connection.tried |= 1 << address;
+                connection.backend = Some(Side::new(socket));
+                self.watch(id, Kind::Backend);
+            }
+            // Its descriptor was kept, but another worker's accept has run ahead
+            // of the budget and is about to give it back. Or the backlog of a
+            // unix socket is full.
+            Err(error)
+                if error.kind() == io::ErrorKind::WouldBlock
+                    || matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) =>
+            {
+                self.redials.push(id);
+                self.redial_at.get_or_insert(now + REDIAL);
+            }
+            Err(error) => {
+                connection.tried |= 1 << address;
+                connection.dial_error = Some(connect_failure(&error));
+                self.enqueue(id);
+            }
+        }
+    }
+
+    /// The address that was dialled did not answer, or answered no.
+    pub(super) fn dial_failed(&mut self, id: u32, failure: ConnectFailure, now: Instant) {
+        let connection = &mut self.connections[id as usize];
+        let place = usize::from(connection.backend_index);
+        let address = usize::from(connection.address);
+        let backends = &self.state.backends;
+        backends.failed(place, address, failure, now);
+        let another = backends
+            .order(place)
+            .any(|address| connection.tried & 1 << address == 0);
+        let input = if another {
+            Input::AddressFailed(failure)
+        } else {
+            Input::ConnectFailed(failure)
+        };
+        self.feed(id, input, now);
+    }
+
+    /// Dials again what found no descriptor; the connect deadline ends it.
+    pub(super) fn redial(&mut self, now: Instant) {
+        self.redial_at = None;
+        for id in std::mem::take(&mut self.redials) {
+            let connection = self.connections.get(id as usize);
+            let waits = |connection: &Connection<M>| {
+                connection.mode == Mode::Dialing && connection.backend.is_none()
+            };
+            if connection.is_some_and(waits) {
+                self.connect_backend(id, now);
+            }
+        }
+    }
+
+    /// A CancelRequest does not say which server it is for: every address of
+    /// every backend gets it, and ignores a key that is not its own. The
+    /// client's connection takes the first of them.
+    fn cancel_everywhere(&mut self, id: u32, now: Instant) {
+        let connection = &mut self.connections[id as usize];
+        let Some(packet) = connection.session.cancel_packet() else {
+            return;
+        };
+        connection.tried = !1;
+        let counts: Vec<usize> = self
+            .config
+            .backends
+            .iter()
+            .map(|backend| backend.addresses.len())
+            .collect();
+        for (backend, addresses) in counts.into_iter().enumerate() {
+            for address in usize::from(backend == 0)..addresses {
+                self.cancel_query(packet.clone(), (backend as u16, address as u8), now);
+            }
+        }
+    }
+
+    /// Sends a CancelRequest to an address of a backend, over a connection of
+    /// gate's own.
+    pub(super) fn cancel_query(&mut self, packet: Vec<u8>, place: (u16, u8), now: Instant) {
+        let session = Session::cancel(Arc::clone(&self.deadlines), packet);
+        let mut connection = Connection::new(session, 0, now);
+        let (backend, address) = place;
+        connection.backend_index = backend;
+        connection.tried = !(1 << address);
+        let id = self.insert(connection);
+        self.start(id, now);
+    }
+
+    /// Keeps a descriptor for a cancel of gate's own: of the reserve if need be,
+    /// so that a gate without descriptors can still end queries. A client's
+    /// cancel has two already.
+    fn keep_fd_for_cancel(&mut self, id: u32) -> bool {
+        let reserve = self.reserve();
+        let connection = &mut self.connections[id as usize];
+        if connection.client.is_some() {
+            return true;
+        }
+        if self.state.take_fds(1) {
+            connection.fds += 1;
+        } else if self.on_reserve < reserve {
+            self.on_reserve += 1;
+            connection.on_reserve = true;
+        } else {
+            return false;
+        }
+        true
+    }
+}
