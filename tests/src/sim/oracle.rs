@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use gate::session::event::OVER_STARTUP;
+use gate::session::event::{LINGER, OVER_STARTUP};
 use gate::session::outcome::{CancelOutcome, CloseReason, Reason, StartupFailure};
 use gate::worker::Holdings;
 use gate_common::limit::Setting;
@@ -34,6 +34,10 @@ pub fn at_step(world: &mut World) {
         holds_little(world, number, client);
     }
     within_limits(world);
+    if let Some(told) = world.stopped {
+        let latest = told + LINGER + world.plan.late * 4 + Duration::from_millis(200);
+        assert!(world.now <= latest, "told to end at {told:?}");
+    }
 }
 
 /// Backpressure: what gate has read and not passed on has a bound.
@@ -143,6 +147,7 @@ fn settled(world: &World) {
         return;
     };
     let stats = &state.stats[0];
+    assert!(state.waiting.is_empty(), "clients are left in the queue");
     assert_eq!(state.ledger.admitted(), 0, "slots are left");
     assert_eq!(state.ledger.pending(), 0, "pending connections are left");
     assert_eq!(state.ledger.sockets(0), 0, "sockets are left");
@@ -175,7 +180,7 @@ fn settled(world: &World) {
     let told = rejected + failed + cancels + closed;
     // At the end a connection is turned away without an outcome.
     let accepted = stats.accepted_count();
-    if world.stopping {
+    if world.stopped.is_some() {
         assert!(
             told <= accepted,
             "{rejected} {failed} {cancels} {closed} of {accepted}"
@@ -202,7 +207,7 @@ pub fn is_excused(world: &World, client: usize) -> bool {
         ready.saturating_sub(backend.dialled) + Duration::from_millis(50) >= timeouts.auth
     });
     let quiet_ends = !timeouts.idle.is_zero() || !timeouts.half_close.is_zero();
-    world.stopping || quiet_ends || login_late
+    world.stopped.is_some() || quiet_ends || login_late
 }
 
 /// A client read something.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use gate::config::Config;
+use gate::config::{Config, WaitPolicy};
 use gate_common::limit::Setting;
 
 use super::random::Random;
@@ -123,13 +123,26 @@ fn config(random: &mut Random) -> Config {
     for backend in &mut config.backends {
         backend.max_connections = some(4, 5);
     }
+    if random.one_in(2) {
+        let mut wait = || WaitPolicy {
+            wait: random.delay(Duration::from_secs(4)),
+            max_waiting: random.below(6) as u32,
+        };
+        let waits = &mut config.limits.waits;
+        waits.max_connections = wait();
+        waits.default_user = wait();
+        waits.default_database = wait();
+        waits.user = BTreeMap::from([(b"u0".to_vec(), wait())]);
+        waits.database = BTreeMap::from([(b"d0".to_vec(), wait())]);
+        waits.backend = BTreeMap::from([(b"default".to_vec(), wait())]);
+    }
     let seconds = |number| Duration::from_secs(number);
     config.timeouts.startup = random.pick(&[2, 15].map(seconds));
     config.timeouts.connect = random.pick(&[1, 5].map(seconds));
     config.timeouts.auth = random.pick(&[3, 60].map(seconds));
     config.timeouts.cancel = random.pick(&[1, 10].map(seconds));
     config.timeouts.idle = random.pick(&[0, 0, 0, 4].map(seconds));
-    config.timeouts.half_close = random.pick(&[0, 0, 0, 3].map(seconds));
+    config.timeouts.half_close = random.pick(&[0, 0, 0, 1].map(seconds));
     config.timeouts.abandoned = random.pick(&[2, 60].map(seconds));
     config
 }

@@ -88,8 +88,8 @@ pub struct World {
     pub pipes: usize,
     /// What worker and control plane share.
     pub state: Option<Arc<State>>,
-    /// gate was told to end.
-    pub stopping: bool,
+    /// When gate was told to end.
+    pub stopped: Option<Duration>,
     /// Bytes that went into pipes.
     pub spliced: usize,
     /// The limits held and everything was given back at rest.
@@ -118,7 +118,7 @@ impl World {
             hogged: 0,
             pipes: 0,
             state: None,
-            stopping: false,
+            stopped: None,
             rested: false,
             spliced: 0,
             last_event: Duration::ZERO,
@@ -206,7 +206,7 @@ impl World {
     /// Once nothing has happened for long enough, everything must be given back; then gate ends.
     pub fn rest(&mut self) {
         let idle = self.now.saturating_sub(self.last_event);
-        if self.queue.is_empty() && !self.stopping && idle > self.plan.rest() {
+        if self.queue.is_empty() && self.stopped.is_none() && idle > self.plan.rest() {
             oracle::at_rest(self);
             self.rested = true;
             self.advance(Phase::Stopping);
@@ -215,7 +215,9 @@ impl World {
 
     fn advance(&mut self, phase: Phase) {
         self.note(|| format!("{phase:?}"));
-        self.stopping |= phase == Phase::Stopping;
+        if phase == Phase::Stopping {
+            self.stopped.get_or_insert(self.now);
+        }
         if let Some(state) = &self.state {
             state.advance(phase);
         }

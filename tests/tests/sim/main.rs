@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use gate::session::outcome::{CancelOutcome, CloseReason, Reason, StartupFailure};
+use gate::session::outcome::{CancelOutcome, CloseReason, Reason, StartupFailure, WaitOutcome};
 use gate_tests::sim::{self, Summary};
 
 const SEEDS: u64 = 10_000;
@@ -107,6 +107,10 @@ fn reached(worlds: &[Summary]) -> Vec<(String, u64)> {
     for outcome in CancelOutcome::ALL {
         let count = sum(&|world| world.stats.cancelled_count(*outcome));
         all.push((format!("cancel: {}", outcome.label()), count));
+    }
+    for outcome in WaitOutcome::ALL {
+        let count = sum(&|world| world.stats.waited_count(*outcome));
+        all.push((format!("waited: {}", outcome.label()), count));
     }
     for reason in CloseReason::ALL {
         let count = sum(&|world| world.stats.closed_count(*reason));
