@@ -12,6 +12,7 @@ pub mod proto;
 pub mod ring;
 mod server;
 pub mod session;
+pub mod sessions;
 pub mod state;
 pub mod stats;
 pub mod worker;

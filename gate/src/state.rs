@@ -8,7 +8,8 @@ use crate::config::Config;
 use crate::host::Waker;
 use crate::ledger::Ledger;
 use crate::session::outcome::Reason;
-use crate::stats::Stats;
+use crate::sessions::Inbox;
+use crate::stats::{Distribution, Latency, Stats};
 
 /// Where gate stands in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,6 +58,8 @@ pub struct State {
     pub kernel: KernelState,
     /// Wakes each worker.
     pub wakers: Vec<Waker>,
+    /// What each worker is asked; wake it after.
+    pub inboxes: Vec<Inbox>,
     /// Connections that any worker evicted and has not closed yet: still pending
     /// by the ledger.
     pub evicting: AtomicU64,
@@ -80,6 +83,7 @@ impl State {
         kernel: KernelState,
         wakers: Vec<Waker>,
     ) -> Self {
+        let inboxes = stats.iter().map(|_| Inbox::default()).collect();
         Self {
             config: RwLock::new(config),
             ledger,
@@ -87,6 +91,7 @@ impl State {
             stats,
             kernel,
             wakers,
+            inboxes,
             evicting: AtomicU64::new(0),
             session_fds: AtomicU64::new(0),
             session_fds_max: u64::MAX,
@@ -118,6 +123,18 @@ impl State {
                 .sum()
         };
         self.stats.iter().map(of_worker).sum()
+    }
+
+    /// How long something took: at one worker, or over all.
+    #[must_use]
+    pub fn latency(&self, latency: Latency, worker: Option<usize>) -> Distribution {
+        let mut all = Distribution::default();
+        for (number, stats) in self.stats.iter().enumerate() {
+            if worker.is_none_or(|worker| worker == number) {
+                all.add(&stats.latency(latency));
+            }
+        }
+        all
     }
 
     /// Takes `count` of the descriptors that sessions may hold, or none.
@@ -153,7 +170,8 @@ impl State {
         self.wake_workers();
     }
 
-    fn wake_workers(&self) {
+    /// Makes every worker look at what changed.
+    pub fn wake_workers(&self) {
         for waker in &self.wakers {
             waker.wake();
         }

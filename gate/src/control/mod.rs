@@ -11,6 +11,8 @@
 //! | [`limits`] | limits listed, set and unset as text |
 //! | [`limited`] | watches which limits are reached, logs and times it |
 //! | [`metrics`] | `/metrics` |
+//! | [`sessions`] | lists sessions, which only workers know |
+//! | [`latency`] | how long things took |
 //! | `http`, `socket` | serves all that at the admin address and the control socket |
 //! | `reload`, `run` | signals, reload, drain, the end |
 //! | [`log`] | how log lines look |
@@ -18,12 +20,14 @@
 pub mod api;
 pub mod connections;
 mod http;
+pub mod latency;
 pub mod limited;
 pub mod limits;
 pub mod log;
 pub mod metrics;
 mod reload;
 mod run;
+pub mod sessions;
 mod socket;
 pub mod status;
 

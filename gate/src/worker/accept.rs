@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -17,6 +16,7 @@ use crate::ring::{Key, Kind};
 use crate::session::Session;
 use crate::session::event::Input;
 use crate::session::outcome::Reason;
+use crate::sessions::Source;
 use crate::state::Phase;
 
 /// How long accepting rests when descriptors ran out.
@@ -143,7 +143,7 @@ impl Worker {
         self.on_reserve += u64::from(!budgeted);
         let id = self.insert(connection);
         if standing == Standing::Counted {
-            self.pending.heard(id, source, now);
+            self.pending.heard(id, source.ip(), now);
         }
         self.start(id, now);
         self.evict_for(id, now);
@@ -201,14 +201,10 @@ impl Worker {
     }
 }
 
-fn source(socket: &Socket) -> IpAddr {
-    socket
-        .peer_addr()
-        .ok()
-        .and_then(|address| address.as_socket())
-        .map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |address| {
-            address.ip().to_canonical()
-        })
+fn source(socket: &Socket) -> Source {
+    let peer = socket.peer_addr().ok();
+    peer.and_then(|address| address.as_socket())
+        .map_or(Source::NOWHERE, Source::from)
 }
 
 /// accept(2): which errors are the network's, which pass, which stay.

@@ -16,6 +16,7 @@ use crate::ring::{Key, Kind};
 use crate::session::Session;
 use crate::session::event::{Action, Count, Input};
 use crate::session::outcome::{ConnectFailure, Reason};
+use crate::sessions::Source;
 
 /// How long a dial that found no descriptor rests.
 const REDIAL: Duration = Duration::from_millis(5);
@@ -270,8 +271,7 @@ impl Worker {
     /// Sends a CancelRequest over a connection of gate's own.
     fn cancel_query(&mut self, packet: Vec<u8>, backend: usize, now: Instant) {
         let session = Session::cancel(self.deadlines, packet);
-        let nowhere = std::net::Ipv6Addr::UNSPECIFIED.into();
-        let mut connection = Connection::new(session, 0, nowhere, now);
+        let mut connection = Connection::new(session, 0, Source::NOWHERE, now);
         connection.backend_index = backend;
         let id = self.insert(connection);
         self.start(id, now);
@@ -301,7 +301,7 @@ impl Worker {
             Count::Rejected(reason) => self.stats.rejected(connection.listener, reason),
             Count::StartupFailed(failure) => {
                 self.stats.startup_failed(failure);
-                let source = connection.source;
+                let source = connection.source.ip();
                 tracing::debug!(%source, reason = failure.label(), "no valid startup");
             }
             Count::ConnectFailed(failure) => {

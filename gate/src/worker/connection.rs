@@ -1,7 +1,6 @@
 //! What a worker holds for one connection.
 
 use std::io::{self, Read, Write};
-use std::net::IpAddr;
 use std::time::Instant;
 
 use socket2::Socket;
@@ -10,6 +9,7 @@ use crate::ledger::Entry;
 use crate::ring::{Kind, ready};
 use crate::session::Session;
 use crate::session::outcome::ConnectFailure;
+use crate::sessions::Source;
 use crate::stats::Direction;
 
 /// How a connection's sockets are driven.
@@ -190,7 +190,7 @@ pub struct Connection {
     /// The listener's place in the configuration.
     pub listener: usize,
     /// The client's address.
-    pub source: IpAddr,
+    pub source: Source,
     /// Its entry in the ledger; none without a client.
     pub entry: Option<Entry>,
     /// None for a cancel of gate's own.
@@ -205,6 +205,10 @@ pub struct Connection {
     pub down: Pipe,
     /// The deadline in force, as the timers know it.
     pub deadline: Option<Instant>,
+    /// When it was accepted.
+    pub since: Instant,
+    /// Bytes passed on, by [`Direction`].
+    pub relayed: [u64; 2],
     /// When bytes last went either way.
     pub active: Instant,
     /// When the backend was dialled.
@@ -232,7 +236,7 @@ pub struct Connection {
 
 impl Connection {
     /// A connection with no socket yet.
-    pub fn new(session: Session, listener: usize, source: IpAddr, now: Instant) -> Self {
+    pub fn new(session: Session, listener: usize, source: Source, now: Instant) -> Self {
         Self {
             generation: 0,
             session,
@@ -245,6 +249,8 @@ impl Connection {
             up: Pipe::default(),
             down: Pipe::default(),
             deadline: None,
+            since: now,
+            relayed: [0; 2],
             active: now,
             dialled: now,
             dial_error: None,

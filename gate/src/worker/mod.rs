@@ -7,6 +7,7 @@
 //! | `actions.rs` | carries out what a session decides |
 //! | `relay.rs` | moves bytes |
 //! | `connection.rs` | what is held for one connection |
+//! | `inspect.rs` | tells the control plane of the sessions |
 //! | `timers.rs` | deadlines |
 //!
 //! Nothing here parses bytes or does arithmetic on limits.
@@ -14,6 +15,7 @@
 mod accept;
 mod actions;
 mod connection;
+mod inspect;
 mod relay;
 mod timers;
 
@@ -38,6 +40,7 @@ use crate::state::{Phase, State};
 use crate::stats::Stats;
 
 use connection::{Connection, Mode, PollState, Side};
+use inspect::Listing;
 use timers::Timers;
 
 /// The one buffer through which a worker reads: a full one costs a few
@@ -102,6 +105,8 @@ pub struct Worker {
     /// Connections being refused for want of descriptors.
     on_reserve: u64,
     exhausted: bool,
+    /// What the control plane asked, oldest first.
+    listings: VecDeque<Listing>,
 }
 
 impl Worker {
@@ -136,6 +141,7 @@ impl Worker {
             spare_lent: false,
             on_reserve: 0,
             exhausted: false,
+            listings: VecDeque::new(),
             state,
         })
     }
@@ -151,8 +157,9 @@ impl Worker {
         self.refresh(Instant::now());
         self.arm_listeners()?;
         let mut completions = Vec::new();
+        let mut asleep = Instant::now();
         loop {
-            let timeout = self.timeout(Instant::now());
+            let timeout = self.timeout(asleep);
             self.ring.wait(timeout, &mut completions)?;
             let now = Instant::now();
             for completion in completions.drain(..) {
@@ -172,15 +179,18 @@ impl Worker {
             if self.redial_at.is_some_and(|at| at <= now) {
                 self.redial(now);
             }
+            self.answer_inquiries(now);
             self.close_finished();
             if self.phase == Phase::Stopping && self.connections.is_empty() {
                 return Ok(());
             }
+            asleep = Instant::now();
+            self.stats.round_took(asleep - now);
         }
     }
 
     fn timeout(&self, now: Instant) -> Duration {
-        if !self.runnable.is_empty() || !self.finished.is_empty() {
+        if !(self.runnable.is_empty() && self.finished.is_empty() && self.listings.is_empty()) {
             return Duration::ZERO;
         }
         let next = self
@@ -318,6 +328,7 @@ impl Worker {
 
     /// Sees what the control plane changed.
     fn refresh(&mut self, now: Instant) {
+        self.take_inquiries();
         self.config = self.state.config();
         self.deadlines = deadlines(&self.config);
         let phase = self.state.phase();

@@ -40,7 +40,7 @@ impl Worker {
             let Some(client) = &mut connection.client else {
                 break;
             };
-            let source = connection.source;
+            let source = connection.source.ip();
             match client.receive(&mut hot) {
                 Received::Data(count) => {
                     if self.pending.contains(id) {
@@ -152,8 +152,13 @@ impl Worker {
                 Received::Lost => return Turn::SourceLost,
             };
             let bytes = &hot[..count];
-            if watched {
+            // Not after ReadyForQuery, which may have come earlier in this turn.
+            if watched && self.connections[id as usize].session.watches_backend() {
                 self.feed(id, Input::BackendData(bytes), now);
+                let connection = &self.connections[id as usize];
+                if connection.session.state().is_relay() {
+                    self.stats.ready_took(connection.since.elapsed());
+                }
             }
             let connection = &mut self.connections[id as usize];
             connection.active = now;
@@ -161,6 +166,7 @@ impl Worker {
             let dropped = pipe.drops;
             let passed = pipe.pass(sink, bytes);
             if !dropped {
+                connection.relayed[direction as usize] += count as u64;
                 self.stats.relayed(direction, count as u64);
             }
             if passed.is_none() {
