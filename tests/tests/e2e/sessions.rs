@@ -1,10 +1,6 @@
 //! `gatectl sessions` and `gatectl latency` tell what is.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,7 +11,7 @@ use gate_tests::gate::{Gate, Plan};
 use gate_tests::session::Session;
 use gate_tests::suite::{Stage, Suite};
 use gate_tests::wire::{self, Wire};
-use gate_tests::{binaries, crowd, host};
+use gate_tests::{crowd, host};
 use serde_json::Value;
 
 const SOON: Duration = Duration::from_secs(3);
@@ -243,40 +239,6 @@ fn distinct(sessions: &[Value]) -> usize {
     ids.len()
 }
 
-/// A backend in a process of its own: it has as many descriptors as gate has.
-struct Builtin {
-    child: Child,
-    address: SocketAddr,
-}
-
-impl Builtin {
-    fn start() -> Result<Self> {
-        let mut command = Command::new(binaries::directory()?.join("builtin_backend"));
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
-        // SAFETY: makes a system call between fork and exec, and no more.
-        unsafe { command.pre_exec(|| host::die_with_parent(libc::SIGKILL)) };
-        let mut child = command.spawn().context("start the backend")?;
-        let mut line = String::new();
-        let out = child.stdout.take().context("no output")?;
-        BufReader::new(out).read_line(&mut line)?;
-        let address = line.trim().parse().context("no address");
-        if address.is_err() {
-            let _ = child.kill();
-        }
-        Ok(Self {
-            child,
-            address: address?,
-        })
-    }
-}
-
-impl Drop for Builtin {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// Soft and hard limit of this process's descriptors.
 fn file_limits() -> Result<(usize, usize)> {
     let limits = std::fs::read_to_string("/proc/self/limits")?;
@@ -294,12 +256,12 @@ fn file_limits() -> Result<(usize, usize)> {
 /// As many as this machine's descriptors allow.
 fn many(stage: &Stage) -> Result<()> {
     let (soft, hard) = file_limits()?;
-    let ours = soft.saturating_sub(OTHER_FILES).max(soft / 4);
-    let of_gate = (hard.saturating_sub(OTHER_FILES) / 2).max(hard / 8);
-    let count = MANY.min(ours).min(of_gate);
-    let backend = Builtin::start()?;
+    // Of each session, two ends are gate's and two are this process's.
+    let places = |files: usize| (files.saturating_sub(OTHER_FILES) / 2).max(files / 8);
+    let count = MANY.min(places(soft)).min(places(hard));
+    let backend = FakeBackend::start(Script::Parks)?;
     let settings = "[limits]\nmax_connections = 0\nceiling = 0\n[workers]\ncount = 2";
-    let mut plan = Plan::new(stage.plane, backend.address, settings);
+    let mut plan = Plan::new(stage.plane, backend.address(), settings);
     plan.nofile = Some(hard as u64);
     let gate = Gate::start_plan(plan)?;
     let mut sessions = Vec::new();
@@ -328,6 +290,7 @@ fn many(stage: &Stage) -> Result<()> {
     let found = list(&gate, &["--user", "app", "--limit", "10"])?;
     assert_eq!(found.len(), 10);
     drop(sessions);
+    backend.release();
     gate.wait_empty(Duration::from_secs(10))
 }
 
