@@ -14,6 +14,7 @@ pub mod proto;
 pub mod ring;
 mod server;
 pub mod session;
+pub mod sessions;
 pub mod state;
 pub mod stats;
 pub mod waiting;

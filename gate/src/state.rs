@@ -11,7 +11,8 @@ use crate::config::Config;
 use crate::host::{FdBudget, PIPES_MAX, Waker};
 use crate::ledger::Ledger;
 use crate::session::outcome::Reason;
-use crate::stats::Stats;
+use crate::sessions::Inbox;
+use crate::stats::{Distribution, Latency, Stats};
 use crate::waiting::Waiting;
 
 /// Where gate stands in its life.
@@ -65,6 +66,8 @@ pub struct State {
     pub wakers: Vec<Waker>,
     /// Clients that wait for a slot.
     pub waiting: Waiting,
+    /// What each worker is asked; wake it after.
+    pub inboxes: Vec<Inbox>,
     /// Connections that any worker evicted and has not closed yet: still pending
     /// by the ledger.
     pub evicting: AtomicU64,
@@ -90,6 +93,7 @@ impl State {
         kernel: KernelState,
         wakers: Vec<Waker>,
     ) -> Self {
+        let inboxes = stats.iter().map(|_| Inbox::default()).collect();
         Self {
             backends: Backends::new(&config.backends, Instant::now()),
             config: RwLock::new(config),
@@ -99,6 +103,7 @@ impl State {
             kernel,
             wakers,
             waiting: Waiting::default(),
+            inboxes,
             evicting: AtomicU64::new(0),
             session_fds: AtomicU64::new(0),
             session_fds_max: u64::MAX,
@@ -131,6 +136,18 @@ impl State {
                 .sum()
         };
         self.stats.iter().map(of_worker).sum()
+    }
+
+    /// How long something took: at one worker, or over all.
+    #[must_use]
+    pub fn latency(&self, latency: Latency, worker: Option<usize>) -> Distribution {
+        let mut all = Distribution::default();
+        for (number, stats) in self.stats.iter().enumerate() {
+            if worker.is_none_or(|worker| worker == number) {
+                all.add(&stats.latency(latency));
+            }
+        }
+        all
     }
 
     /// Takes `count` of the descriptors that sessions may hold, or none.
@@ -194,7 +211,8 @@ impl State {
         }
     }
 
-    fn wake_workers(&self) {
+    /// Makes every worker look at what changed.
+    pub fn wake_workers(&self) {
         for waker in &self.wakers {
             waker.wake();
         }

@@ -14,6 +14,7 @@ mod race;
 mod reading;
 mod refusal;
 mod relay;
+mod sessions;
 mod startup;
 mod statistics;
 
@@ -32,6 +33,7 @@ fn main() {
     pending::register(&mut suite);
     race::register(&mut suite);
     life::register(&mut suite);
+    sessions::register(&mut suite);
     machine::register(&mut suite);
     suite.run();
 }
