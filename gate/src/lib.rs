@@ -8,6 +8,7 @@ pub mod control;
 pub mod host;
 pub mod kernel;
 pub mod ledger;
+pub mod placement;
 pub mod proto;
 pub mod ring;
 mod server;

@@ -1,12 +1,14 @@
 //! What workers and control plane share.
 
 use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::config::Config;
-use crate::host::Waker;
+use crate::host::{AcceptQueue, Waker, accept_queue};
 use crate::ledger::Ledger;
+use crate::placement::Place;
 use crate::session::outcome::Reason;
 use crate::stats::Stats;
 
@@ -51,8 +53,12 @@ pub struct State {
     pub ledger: Arc<Ledger>,
     /// In the order of the configuration.
     pub listeners: Vec<ListenerInfo>,
+    /// The listening sockets of each, again: their queues are looked at here.
+    pub sockets: Vec<Vec<OwnedFd>>,
     /// One for each worker.
     pub stats: Vec<Arc<Stats>>,
+    /// Where each worker is to run; shorter if that is not known.
+    pub places: Vec<Place>,
     /// Whether the kernel enforces.
     pub kernel: KernelState,
     /// Wakes each worker.
@@ -84,7 +90,9 @@ impl State {
             config: RwLock::new(config),
             ledger,
             listeners,
+            sockets: Vec::new(),
             stats,
+            places: Vec::new(),
             kernel,
             wakers,
             evicting: AtomicU64::new(0),
@@ -118,6 +126,19 @@ impl State {
                 .sum()
         };
         self.stats.iter().map(of_worker).sum()
+    }
+
+    /// The accept queue of a listener, over all workers; `None` if it cannot be
+    /// looked at.
+    #[must_use]
+    pub fn accept_queue(&self, listener: usize) -> Option<AcceptQueue> {
+        let mut all = AcceptQueue::default();
+        for socket in self.sockets.get(listener)? {
+            let queue = accept_queue(socket.as_fd()).ok()?;
+            all.length += queue.length;
+            all.limit += queue.limit;
+        }
+        Some(all)
     }
 
     /// Takes `count` of the descriptors that sessions may hold, or none.

@@ -3,10 +3,11 @@
 
 use std::io;
 
-use super::api::{Process, Status, WorkerLoad};
+use super::api::{AcceptQueue, Process, Status, WorkerLoad};
 use super::{Shared, connections, limited};
 use crate::host;
 use crate::ledger::{Ledger, LimitSource};
+use crate::placement::Place;
 use crate::session::outcome::Reason;
 use crate::state::{KernelState, ListenerInfo, Phase, State};
 
@@ -33,6 +34,7 @@ pub(super) fn of_process(shared: &Shared) -> io::Result<Status> {
         max_fds: (state.fds_max != u64::MAX).then_some(state.fds_max),
         rejected: rejected(state),
         worker_loads: worker_loads(state),
+        accept_queues: accept_queues(state),
     });
     Ok(status)
 }
@@ -73,13 +75,31 @@ pub const fn phase_word(phase: Phase) -> &'static str {
 
 fn worker_loads(state: &State) -> Vec<WorkerLoad> {
     let workers = state.stats.iter().enumerate();
-    let loads = workers.map(|(worker, stats)| WorkerLoad {
-        worker,
-        cpu: stats.cpu(),
-        accepted: stats.accepted_count(),
-        connections: stats.connections(),
+    let loads = workers.map(|(worker, stats)| {
+        let place = state.places.get(worker);
+        WorkerLoad {
+            worker,
+            cpu: stats.cpu(),
+            queue: place.map(Place::queue_numbers).unwrap_or_default(),
+            irq: place.map(Place::irqs).unwrap_or_default(),
+            accepted: stats.accepted_count(),
+            connections: stats.connections(),
+        }
     });
     loads.collect()
+}
+
+fn accept_queues(state: &State) -> Vec<AcceptQueue> {
+    let listeners = state.listeners.iter().enumerate();
+    let queues = listeners.filter_map(|(index, info)| {
+        let queue = state.accept_queue(index)?;
+        Some(AcceptQueue {
+            listener: info.address.to_string(),
+            length: queue.length,
+            limit: queue.limit,
+        })
+    });
+    queues.collect()
 }
 
 fn rejected(state: &State) -> std::collections::BTreeMap<String, u64> {

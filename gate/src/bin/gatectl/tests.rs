@@ -153,7 +153,7 @@ fn the_status_is_one_screen() {
     );
     assert!(text.contains("sessions        0 of 5000\n"), "{text}");
     assert!(
-        text.contains("WORKER  CPU  ACCEPTED  CONNECTIONS\n     0    -         0            0\n"),
+        text.contains("WORKER  CPU  QUEUE  IRQ  ACCEPTED  CONNECTIONS\n     0    -      -    -         0            0\n"),
         "{text}"
     );
     assert!(text.lines().count() < 24, "{text}");
