@@ -240,7 +240,9 @@ fn make_state(
     fd_limit: u64,
 ) -> Result<State, RunError> {
     let workers = places.len();
-    let sockets = listeners.again().context("no descriptor for a listener is left")?;
+    let sockets = listeners
+        .again()
+        .context("no descriptor for a listener is left")?;
     let wakers: io::Result<Vec<Waker>> = (0..workers).map(|_| Waker::new()).collect();
     let wakers = wakers.context("no descriptor for a wake-up is left")?;
     let open = host::count_open_fds().context("/proc/self/fd cannot be read")?;

@@ -7,8 +7,8 @@
 //! in the ledger.
 #![forbid(unsafe_code)]
 
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use gate_common::steer::WorkerLoad;

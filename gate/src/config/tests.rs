@@ -190,7 +190,11 @@ fn errors_in_the_text_name_the_line() {
             "longer than a year",
         ),
         ("[workers]\ncount = 0", "line 2", "use `auto` or 1 to"),
-        ("[workers]\npin = \"nic:\"", "line 2", "names no network device"),
+        (
+            "[workers]\npin = \"nic:\"",
+            "line 2",
+            "names no network device",
+        ),
         ("[workers]\npin = [1, 1]", "line 2", "listed twice"),
         ("[workers]\npin = []", "line 2", "an empty list"),
         ("kernel = \"on\"", "line 1", "unknown variant `on`"),

@@ -312,7 +312,10 @@ NMI:          0          0   Non-maskable interrupts
     #[test]
     fn a_virtual_device_has_the_cpus_of_its_steering() {
         let machine = Machine::new();
-        machine.write("sys/class/net/eth0/queues/rx-0/rps_cpus", "00000001,00000000\n");
+        machine.write(
+            "sys/class/net/eth0/queues/rx-0/rps_cpus",
+            "00000001,00000000\n",
+        );
         machine.write("sys/class/net/eth0/queues/rx-1/rps_cpus", "2\n");
         assert_eq!(machine.read("eth0"), Ok(vec![(0, None, 32), (1, None, 1)]));
         for mask in ["0", "3", "x"] {

@@ -9,6 +9,7 @@ mod plane;
 mod record;
 mod ring;
 mod slots;
+mod steer;
 mod victim;
 
 use std::process::ExitCode;
@@ -29,6 +30,7 @@ fn tests() -> Vec<Test> {
         slots::TESTS,
         ring::TESTS,
         ceiling::TESTS,
+        steer::TESTS,
         record::TESTS,
     ]
     .concat()
