@@ -13,6 +13,7 @@ mod race;
 mod reading;
 mod refusal;
 mod relay;
+mod spread;
 mod startup;
 mod statistics;
 
@@ -29,6 +30,7 @@ fn main() {
     relay::register(&mut suite);
     pending::register(&mut suite);
     race::register(&mut suite);
+    spread::register(&mut suite);
     life::register(&mut suite);
     machine::register(&mut suite);
     suite.run();

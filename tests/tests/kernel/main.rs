@@ -5,6 +5,7 @@
 
 mod ceiling;
 mod counting;
+mod nic;
 mod plane;
 mod record;
 mod ring;
@@ -31,6 +32,7 @@ fn tests() -> Vec<Test> {
         ring::TESTS,
         ceiling::TESTS,
         steer::TESTS,
+        nic::TESTS,
         record::TESTS,
     ]
     .concat()
