@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use gate_tests::kernel::jail;
 use gate_tests::kernel::net::pin_to_cpu;
 use gate_tests::{binaries, host};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::Test;
 
@@ -46,7 +46,7 @@ fn queues_and_workers() -> Result<()> {
     let workers = gate.workers()?;
     let map = |key: &str| -> Vec<Value> { workers.iter().map(|each| each[key].clone()).collect() };
     ensure!(map("cpu") == [1, 0], "{workers:?}");
-    ensure!(map("queue") == [vec![0], vec![1]], "{workers:?}");
+    ensure!(map("queue") == [json!([0]), json!([1])], "{workers:?}");
     let mut expected = [0, 0];
     for (cpu, count) in [(0, 20), (1, 35), (0, 5), (1, 1)] {
         clients.connect(cpu, count)?;

@@ -98,19 +98,18 @@ fn even() -> Result<()> {
     let loads = loads.expect("the program chooses");
     ensure!(loads.len() == WORKERS, "{} loads", loads.len());
     // As if the first worker had these already.
-    loads[0].holds(60);
+    loads[0].holds(20);
     let (mut by_v4, mut by_v6) = (Held::default(), Held::default());
     let mut clients = Vec::new();
     for _ in 0..100 {
         clients.extend(connect(v4[0].address, 1)?);
         by_v4.accept(&v4, &loads)?;
         let held = by_v4.counts();
-        loads[0].holds(60 + held[0]);
+        loads[0].holds(20 + held[0]);
     }
     let mut held = by_v4.counts();
-    held[0] += 60;
-    ensure!(spread(&held) <= EVEN + 20, "{held:?} after v4");
-    ensure!(held[0] <= 64, "the fullest got more: {held:?}");
+    held[0] += 20;
+    ensure!(spread(&held) <= EVEN, "{held:?} after v4");
     clients.extend(connect(v6[0].address, 100)?);
     by_v6.accept(&v6, &loads)?;
     let all: Vec<u64> = held

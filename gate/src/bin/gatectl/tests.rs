@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use clap::CommandFactory;
 use gate::config::{Config, ConfigSource};
-use gate::control::api::{Draining, LimitChange, LimitEntry, Reloaded, Status};
+use gate::control::api::{AcceptQueue, Draining, LimitChange, LimitEntry, Reloaded, Status};
 use gate::control::{self, Control};
 use gate::ledger::Ledger;
 use gate::state::{KernelState, State};
@@ -157,6 +157,33 @@ fn the_status_is_one_screen() {
         "{text}"
     );
     assert!(text.lines().count() < 24, "{text}");
+}
+
+#[test]
+fn the_map_of_queues_is_shown_however_many_workers_there_are() {
+    let gate = Gate::start();
+    let mut status: Status = gate.target().status().expect("read");
+    let process = status.process.as_mut().expect("it runs");
+    let mut load = process.worker_loads[0].clone();
+    process.worker_loads = (0..16)
+        .map(|worker| {
+            (load.worker, load.cpu) = (worker, Some(worker));
+            load.queue = vec![worker as u32, worker as u32 + 16];
+            load.irq = vec![24 + worker as u32, 40 + worker as u32];
+            load.clone()
+        })
+        .collect();
+    process.accept_queues = vec![AcceptQueue {
+        listener: "[::1]:6432".to_owned(),
+        length: 3,
+        limit: 65_536,
+    }];
+    let text = status::text(&status);
+    assert!(
+        text.contains("    15   15  15,31  39,55         0            0\n"),
+        "{text}"
+    );
+    assert!(text.contains("accept queue    3 of 65536 at [::1]:6432\n"));
 }
 
 #[test]
