@@ -113,6 +113,7 @@ const fn mix(hash: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::Ordering::SeqCst;
     use std::vec;
     use std::vec::Vec;
 
@@ -166,9 +167,9 @@ mod tests {
             };
             chosen.send();
             chosen.accepted();
-            chosen.holds(chosen.held.load() + 1);
+            chosen.holds(chosen.held.load(SeqCst) + 1);
         }
-        let held: Vec<u64> = loads.iter().map(|load| load.held.load()).collect();
+        let held: Vec<u64> = loads.iter().map(|load| load.held.load(SeqCst)).collect();
         let spread = |counts: &[u64]| counts.iter().max().unwrap() - counts.iter().min().unwrap();
         assert!(spread(&held) <= 4, "{held:?}");
         assert!(spread(&by_hash) > 4, "{by_hash:?}");

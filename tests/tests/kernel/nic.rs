@@ -157,6 +157,10 @@ impl Clients {
                 mask,
             )?;
         }
+        // The neighbour must be known: a SYN that waits for its address is sent by
+        // whatever CPU learns it. Nobody listens at that port.
+        let refused = TcpStream::connect_timeout(&"198.18.0.1:9".parse()?, SOON);
+        ensure!(refused.is_err(), "somebody listens");
         Ok(())
     }
 
