@@ -10,6 +10,7 @@ pub mod control;
 pub mod host;
 pub mod kernel;
 pub mod ledger;
+pub mod placement;
 pub mod proto;
 pub mod ring;
 mod server;

@@ -1,6 +1,7 @@
 //! What workers and control plane share.
 
 use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
@@ -8,8 +9,9 @@ use std::time::Instant;
 use crate::admission::Ticket;
 use crate::backends::Backends;
 use crate::config::Config;
-use crate::host::{FdBudget, PIPES_MAX, Waker};
+use crate::host::{AcceptQueue, FdBudget, PIPES_MAX, Waker, accept_queue};
 use crate::ledger::Ledger;
+use crate::placement::Place;
 use crate::session::outcome::Reason;
 use crate::sessions::Inbox;
 use crate::stats::{Distribution, Latency, Stats};
@@ -58,8 +60,12 @@ pub struct State {
     pub backends: Backends,
     /// In the order of the configuration.
     pub listeners: Vec<ListenerInfo>,
+    /// The listening sockets of each, again: their queues are looked at here.
+    pub sockets: Vec<Vec<OwnedFd>>,
     /// One for each worker.
     pub stats: Vec<Arc<Stats>>,
+    /// Where each worker is to run; shorter if that is not known.
+    pub places: Vec<Place>,
     /// Whether the kernel enforces.
     pub kernel: KernelState,
     /// Wakes each worker.
@@ -99,7 +105,9 @@ impl State {
             config: RwLock::new(config),
             ledger,
             listeners,
+            sockets: Vec::new(),
             stats,
+            places: Vec::new(),
             kernel,
             wakers,
             waiting: Waiting::default(),
@@ -148,6 +156,19 @@ impl State {
             }
         }
         all
+    }
+
+    /// The accept queue of a listener, over all workers; `None` if it cannot be
+    /// looked at.
+    #[must_use]
+    pub fn accept_queue(&self, listener: usize) -> Option<AcceptQueue> {
+        let mut all = AcceptQueue::default();
+        for socket in self.sockets.get(listener)? {
+            let queue = accept_queue(socket.as_fd()).ok()?;
+            all.length += queue.length;
+            all.limit += queue.limit;
+        }
+        Some(all)
     }
 
     /// Takes `count` of the descriptors that sessions may hold, or none.

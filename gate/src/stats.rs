@@ -9,10 +9,13 @@
 
 mod histogram;
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use gate_common::steer::WorkerLoad;
+
+use crate::kernel::WorkerLoads;
 use crate::session::outcome::{
     CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure, WaitOutcome,
 };
@@ -67,6 +70,9 @@ pub struct Stats {
     connections: Counter,
     /// Written once, when the thread begins.
     cpu: OnceLock<usize>,
+    /// Where the kernel plane reads how much this worker has to do, and its
+    /// place there. Written once, before the thread begins.
+    load: OnceLock<(Arc<WorkerLoads>, usize)>,
     relayed: [Counter; 2],
     /// By [`Latency`].
     latencies: [Recorder; Latency::ALL.len()],
@@ -89,6 +95,7 @@ impl Stats {
             accepted: Counter::default(),
             connections: Counter::default(),
             cpu: OnceLock::new(),
+            load: OnceLock::new(),
             relayed: Default::default(),
             latencies: Default::default(),
             startup_failures: Default::default(),
@@ -107,14 +114,32 @@ impl Stats {
         let _ = self.cpu.set(cpu);
     }
 
+    /// The kernel plane chooses workers by these loads, of which this worker
+    /// writes one.
+    pub fn publish(&self, loads: Arc<WorkerLoads>, worker: usize) {
+        // A second call would be about the same loads.
+        let _ = self.load.set((loads, worker));
+    }
+
     /// accept gave a connection.
     pub fn accepted(&self) {
         self.accepted.add(1);
+        if let Some(load) = self.load() {
+            load.accepted();
+        }
     }
 
     /// So many connections are open now.
     pub fn holds(&self, connections: usize) {
         self.connections.set(connections as u64);
+        if let Some(load) = self.load() {
+            load.holds(connections as u64);
+        }
+    }
+
+    fn load(&self) -> Option<&WorkerLoad<AtomicU64>> {
+        let (loads, worker) = self.load.get()?;
+        loads.get(*worker)
     }
 
     /// A client was refused at a listener (its place in the configuration).

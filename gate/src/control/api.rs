@@ -193,6 +193,9 @@ pub struct Process {
     /// The backends in the order of the configuration, `default` first.
     #[serde(default)]
     pub backends: Vec<BackendHealth>,
+    /// How many connections wait to be accepted, by listener.
+    #[serde(default)]
+    pub accept_queues: Vec<AcceptQueue>,
 }
 
 /// Where one backend is, and whether it is there.
@@ -219,6 +222,17 @@ pub struct AddressHealth {
     pub failed: u64,
 }
 
+/// The accept queue of one listener.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AcceptQueue {
+    /// The listener's address.
+    pub listener: String,
+    /// Connections that the kernel completed and no worker has accepted yet.
+    pub length: u64,
+    /// At how many the kernel drops new ones, over all workers.
+    pub limit: u64,
+}
+
 /// What one worker has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerLoad {
@@ -226,6 +240,12 @@ pub struct WorkerLoad {
     pub worker: usize,
     /// The CPU that it is pinned to; `null` if it is not.
     pub cpu: Option<usize>,
+    /// The receive queues that this CPU handles, with `pin = "nic:..."`.
+    #[serde(default)]
+    pub queue: Vec<u32>,
+    /// Their interrupts; a virtual device has none.
+    #[serde(default)]
+    pub irq: Vec<u32>,
     /// Connections that it accepted since the start, refused ones included.
     pub accepted: u64,
     /// Connections that it holds now.

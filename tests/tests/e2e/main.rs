@@ -15,6 +15,7 @@ mod reading;
 mod refusal;
 mod relay;
 mod sessions;
+mod spread;
 mod startup;
 mod statistics;
 
@@ -32,6 +33,7 @@ fn main() {
     backends::register(&mut suite);
     pending::register(&mut suite);
     race::register(&mut suite);
+    spread::register(&mut suite);
     life::register(&mut suite);
     sessions::register(&mut suite);
     machine::register(&mut suite);

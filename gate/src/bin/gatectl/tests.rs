@@ -7,8 +7,8 @@ use std::sync::Arc;
 use clap::CommandFactory;
 use gate::config::{Config, ConfigSource};
 use gate::control::api::{
-    AddressHealth, Draining, Latencies, LimitChange, LimitEntry, Reloaded, Session, Sessions,
-    Status,
+    AcceptQueue, AddressHealth, Draining, Latencies, LimitChange, LimitEntry, Reloaded, Session,
+    Sessions, Status,
 };
 use gate::control::{self, Control};
 use gate::ledger::Ledger;
@@ -167,7 +167,7 @@ fn the_status_is_one_screen() {
     );
     assert!(text.contains("sessions        0 of 5000\n"), "{text}");
     assert!(
-        text.contains("WORKER  CPU  ACCEPTED  CONNECTIONS\n     0    -         0            0\n"),
+        text.contains("WORKER  CPU  QUEUE  IRQ  ACCEPTED  CONNECTIONS\n     0    -      -    -         0            0\n"),
         "{text}"
     );
     assert!(text.lines().count() < 24, "{text}");
@@ -265,6 +265,33 @@ fn sessions_are_a_table_that_says_what_it_lacks() {
     let text = sessions::text(&sessions);
     assert!(text.contains("the oldest 1 of 9\n"), "{text}");
     assert!(text.contains("worker 3 did not answer"), "{text}");
+}
+
+#[test]
+fn the_map_of_queues_is_shown_however_many_workers_there_are() {
+    let gate = Gate::start();
+    let mut status: Status = gate.target().status().expect("read");
+    let process = status.process.as_mut().expect("it runs");
+    let mut load = process.worker_loads[0].clone();
+    process.worker_loads = (0..16)
+        .map(|worker| {
+            (load.worker, load.cpu) = (worker, Some(worker));
+            load.queue = vec![worker as u32, worker as u32 + 16];
+            load.irq = vec![24 + worker as u32, 40 + worker as u32];
+            load.clone()
+        })
+        .collect();
+    process.accept_queues = vec![AcceptQueue {
+        listener: "[::1]:6432".to_owned(),
+        length: 3,
+        limit: 65_536,
+    }];
+    let text = status::text(&status);
+    assert!(
+        text.contains("    15   15  15,31  39,55         0            0\n"),
+        "{text}"
+    );
+    assert!(text.contains("accept queue    3 of 65536 at [::1]:6432\n"));
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //! their own; strangers with random names all fall under `other`.
 #![forbid(unsafe_code)]
 
+mod places;
 mod series;
 
 use std::fmt;
@@ -71,6 +72,8 @@ impl Collector for Gate {
         self.backends(&mut out)?;
         self.durations(&mut out)?;
         self.workers(&mut out)?;
+        self.placement(&mut out)?;
+        self.accept_queues(&mut out)?;
         self.process(&mut out)
     }
 }
