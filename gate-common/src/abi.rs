@@ -56,6 +56,12 @@ pub mod map {
     /// sets on the listening socket and the kernel copies to each child.
     pub const LISTENER_TAGS: &str = "LISTENER_TAGS";
 
+    /// Array of one [`crate::steer::WorkerLoad`] for each worker of a process, mappable. Not
+    /// pinned: it ends with the listeners.
+    pub const WORKER_LOADS: &str = "WORKER_LOADS";
+    /// The sockets of one listener's SO_REUSEPORT group, by worker. Not pinned.
+    pub const WORKER_SOCKETS: &str = "WORKER_SOCKETS";
+
     /// All pinned maps.
     pub const PINNED: [&str; 9] = [
         META,

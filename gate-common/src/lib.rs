@@ -9,6 +9,7 @@
 //! | [`cells`] | the listener's ceiling: tokens in a pool and in one cell per CPU |
 //! | [`slots`] | admission: total, user, database and backend slots, all or none |
 //! | [`errno`] | how an admission's answer crosses from the kernel |
+//! | [`steer`] | which worker a new connection goes to |
 //! | [`record`] | one socket's record: what it holds and how each event gives it back |
 //!
 //! Nothing here does I/O, reads a clock or allocates. The rules are generic
@@ -26,4 +27,5 @@ pub mod errno;
 pub mod limit;
 pub mod record;
 pub mod slots;
+pub mod steer;
 pub mod word;

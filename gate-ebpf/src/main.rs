@@ -5,7 +5,7 @@
 //! | `gate_sockops` | sock_ops on a cgroup | one token of the listener's ceiling from ESTABLISHED to CLOSE |
 //! | `gate_admit` | cgroup/setsockopt | takes the slots that a startup packet needs, all or none |
 //! | `gate_release` | cgroup/sock_release | gives them back when the last fd is closed |
-//! | `gate_steer` | sk_reuseport on gate's listeners | resets SYNs while far over the ceiling |
+//! | `gate_steer` | sk_reuseport on gate's listeners | resets SYNs while far over the ceiling, else chooses the worker |
 //!
 //! A program reads, calls a rule of `gate-common`, and writes: nothing is
 //! decided here that the host cannot test.
@@ -44,16 +44,23 @@ use aya_log_ebpf::warn;
 use gate_common::abi::{AdmitRequest, SO_GATE_ADMIT, SOL_GATE};
 use gate_common::errno::AdmitErrno;
 use gate_common::record::{self, SocketRecord};
+use gate_common::steer;
 use gate_common::word::Word as _;
 
 use crate::maps::{
-    LISTENER_STATE, LISTENER_TAGS, ListenerCells, META, Maps, RECORDS, gate_ceiling,
+    LISTENER_STATE, LISTENER_TAGS, ListenerCells, META, Maps, RECORDS, WORKER_LOADS,
+    WORKER_SOCKETS, gate_ceiling,
 };
 use crate::word::MapWord;
 
 /// Which listener this load of `gate_steer` serves; set by the loader.
 #[unsafe(no_mangle)]
 static STEER_LISTENER: Global<u32> = Global::new(0);
+
+/// How many workers this load of `gate_steer` chooses from; fewer than two
+/// leave the choice to the kernel. Set by the loader.
+#[unsafe(no_mangle)]
+static STEER_WORKERS: Global<u32> = Global::new(0);
 
 /// Counts a socket of gate's listeners.
 #[sock_ops]
@@ -214,22 +221,51 @@ pub fn gate_release(ctx: SockContext) -> i32 {
     1
 }
 
-/// Resets a SYN while too many sockets are over the ceiling; else lets the
-/// kernel's hash choose the worker.
+/// Resets a SYN while too many sockets are over the ceiling; else sends it to
+/// the less loaded of two workers.
 #[sk_reuseport]
-pub fn gate_steer(_ctx: SkReuseportContext) -> u32 {
-    let listener = STEER_LISTENER.load();
+pub fn gate_steer(ctx: SkReuseportContext) -> u32 {
+    if is_far_over(STEER_LISTENER.load()) {
+        return sk_action::SK_DROP;
+    }
+    choose_worker(&ctx);
+    // Without a choice of ours the kernel makes one.
+    sk_action::SK_PASS
+}
+
+#[inline(always)]
+fn is_far_over(listener: u32) -> bool {
     let Some(state) = LISTENER_STATE.get(listener) else {
-        return sk_action::SK_PASS;
+        return false;
     };
     let Some(headroom) = Maps.over_headroom(listener) else {
-        return sk_action::SK_PASS;
+        return false;
     };
     if state.over.load() < headroom {
-        return sk_action::SK_PASS;
+        return false;
     }
     state.reset_total.fetch_add(1);
-    sk_action::SK_DROP
+    true
+}
+
+#[inline(always)]
+fn choose_worker(ctx: &SkReuseportContext) {
+    let workers = STEER_WORKERS.load();
+    if workers < 2 {
+        return;
+    }
+    let [first, second] = steer::candidates(ctx.hash(), workers);
+    let (Some(first_load), Some(second_load)) = (WORKER_LOADS.get(first), WORKER_LOADS.get(second))
+    else {
+        return;
+    };
+    if steer::takes_second(first_load.now(), second_load.now()) {
+        if WORKER_SOCKETS.select_reuseport(ctx, second).is_ok() {
+            second_load.send();
+        }
+    } else if WORKER_SOCKETS.select_reuseport(ctx, first).is_ok() {
+        first_load.send();
+    }
 }
 
 #[panic_handler]

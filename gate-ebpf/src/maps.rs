@@ -6,7 +6,7 @@ use core::ptr;
 use aya_ebpf::bindings::{
     BPF_F_CLONE, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, BPF_SK_STORAGE_GET_F_CREATE, bpf_map_type,
 };
-use aya_ebpf::btf_maps::{Array, HashMap, PerCpuArray};
+use aya_ebpf::btf_maps::{Array, HashMap, PerCpuArray, ReusePortSockArray};
 use aya_ebpf::cty::c_void;
 use aya_ebpf::helpers::generated::{
     bpf_get_smp_processor_id, bpf_map_lookup_percpu_elem, bpf_sk_storage_get,
@@ -21,6 +21,7 @@ use gate_common::limit::{
 };
 use gate_common::record::SocketRecord;
 use gate_common::slots::Book;
+use gate_common::steer::{WORKERS_MAX, WorkerLoad};
 use gate_common::word::Word;
 
 use crate::word::MapWord;
@@ -28,6 +29,7 @@ use crate::word::MapWord;
 const MAPPED: usize = BPF_F_MMAPABLE as usize;
 const SLOTS_LEN: usize = SLOTS_MAX as usize;
 const LISTENERS_LEN: usize = LISTENERS_MAX as usize;
+const WORKERS_LEN: usize = WORKERS_MAX as usize;
 const NAMES_LEN: usize = SLOTS_LEN + LISTENERS_LEN;
 const STORAGE: usize = BPF_F_NO_PREALLOC as usize;
 const STORAGE_CLONED: usize = (BPF_F_NO_PREALLOC | BPF_F_CLONE) as usize;
@@ -52,6 +54,13 @@ pub static CELLS: PerCpuArray<MapWord, LISTENERS_LEN> = PerCpuArray::new();
 pub static RECORDS: SocketStorage<SocketRecord<MapWord>, STORAGE> = SocketStorage::new();
 #[btf_map]
 pub static LISTENER_TAGS: SocketStorage<ListenerTag, STORAGE_CLONED> = SocketStorage::new();
+/// One for all loads of `gate_steer` of a process; the loader cuts it to the
+/// number of workers.
+#[btf_map]
+pub static WORKER_LOADS: Array<WorkerLoad<MapWord>, WORKERS_LEN, MAPPED> = Array::new();
+/// One for each load of `gate_steer`.
+#[btf_map]
+pub static WORKER_SOCKETS: ReusePortSockArray<WORKERS_LEN> = ReusePortSockArray::new();
 
 /// Socket storage with flags: aya's own type cannot declare BPF_F_CLONE, and
 /// its safe getter takes one kind of context only. The fields are read by the

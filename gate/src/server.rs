@@ -3,6 +3,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::sync::Arc;
@@ -19,8 +20,9 @@ use crate::budget;
 use crate::config::{Config, ConfigError, ConfigSource, KernelMode, Pin, TcpOptions};
 use crate::control::{self, ControlError, log};
 use crate::host::{self, FdBudget, InstanceLock, InstanceLockError, PinsLock, Waker};
-use crate::kernel::{KernelError, Plane, PlaneOptions};
+use crate::kernel::{Choice, Group, KernelError, Plane, PlaneOptions, WorkerLoads};
 use crate::ledger::{Ledger, NamesError};
+use crate::placement::{self, Place, PlacementError};
 use crate::ring::{Ring, RingError};
 use crate::state::{KernelState, ListenerInfo, Phase, State};
 use crate::stats::Stats;
@@ -62,6 +64,12 @@ impl From<KernelError> for RunError {
     }
 }
 
+impl From<PlacementError> for RunError {
+    fn from(error: PlacementError) -> Self {
+        Self::Host(error.to_string())
+    }
+}
+
 impl From<InstanceLockError> for RunError {
     fn from(error: InstanceLockError) -> Self {
         Self::Failed(error.into())
@@ -94,6 +102,8 @@ pub fn run(config: Config, source: ConfigSource) -> Result<(), RunError> {
     let fd_limit = host::raise_fd_limit().context("the limit on descriptors cannot be raised")?;
     drop(Ring::new()?);
     host::check_congestion_controls(&config).map_err(RunError::Host)?;
+    let places = placement::places(&config.workers)?;
+    placement::log(&config.workers.pin, &places);
     let directory = config.control.parent().unwrap_or(Path::new("/"));
     let _lock = InstanceLock::take(directory, &config.instance)?;
     for listener in &config.listeners {
@@ -102,7 +112,7 @@ pub fn run(config: Config, source: ConfigSource) -> Result<(), RunError> {
 
     let (mut plane, kernel) = start_plane(&config)?;
     // Before anything of the configuration is in force.
-    let fds = fd_budget(&config, fd_limit)?;
+    let fds = fd_budget(&config, places.len(), fd_limit)?;
     let config = Arc::new(fit(&config, &fds)?);
     let ledger = Arc::new(match &plane {
         Some(plane) => Ledger::kernel(plane.maps()),
@@ -115,10 +125,20 @@ pub fn run(config: Config, source: ConfigSource) -> Result<(), RunError> {
     ledger.set_fd_cap(fds.sessions);
     ledger.apply_config(&config)?;
     warn_of_runtime_limit(&ledger, &fds);
-    let listeners = bind_all(&config, plane.as_ref(), &ledger)?;
+    let listeners = bind_all(&config, &places, plane.as_ref(), &ledger)?;
+    let loads = match &plane {
+        Some(plane) => steer(&config, plane, &listeners)?,
+        None => None,
+    };
     let kernel_log = plane.as_mut().and_then(Plane::take_logger);
 
-    let state = Arc::new(make_state(&config, ledger, &listeners, kernel, fds)?);
+    let state = make_state(&config, places, ledger, &listeners, kernel, fds)?;
+    for (worker, stats) in state.stats.iter().enumerate() {
+        if let Some(loads) = &loads {
+            stats.publish(Arc::clone(loads), worker);
+        }
+    }
+    let state = Arc::new(state);
     let control = control::start(Arc::clone(&state), source, kernel_log)?;
     let (failed, failures) = mpsc::channel();
     let mut threads = Vec::new();
@@ -156,6 +176,15 @@ struct Listeners {
 }
 
 impl Listeners {
+    /// Second descriptors of all sockets.
+    fn again(&self) -> io::Result<Vec<Vec<OwnedFd>>> {
+        let again = |socket: &Socket| socket.as_fd().try_clone_to_owned();
+        self.sockets
+            .iter()
+            .map(|row| row.iter().map(again).collect())
+            .collect()
+    }
+
     fn into_per_worker(self) -> Vec<Vec<Listening<Socket>>> {
         let workers = self.sockets.first().map_or(0, Vec::len);
         let mut per_worker: Vec<Vec<Listening<Socket>>> =
@@ -167,6 +196,27 @@ impl Listeners {
         }
         per_worker
     }
+}
+
+/// Tells the kernel who chooses the worker of a new connection.
+fn steer(
+    config: &Config,
+    plane: &Plane,
+    listeners: &Listeners,
+) -> Result<Option<Arc<WorkerLoads>>, KernelError> {
+    // Only the CPU that a packet comes in at knows the worker of its queue.
+    let choice = match &config.workers.pin {
+        Pin::Nic(_) => Choice::Kernel,
+        Pin::None | Pin::Cpus | Pin::List(_) => Choice::LessLoaded,
+    };
+    let rows = listeners.infos.iter().zip(&listeners.sockets);
+    let groups: Vec<Group<'_>> = rows
+        .map(|(info, row)| Group {
+            listener: info.index,
+            sockets: row.iter().map(Socket::as_fd).collect(),
+        })
+        .collect();
+    plane.steer(&groups, choice)
 }
 
 fn start_plane(config: &Config) -> Result<(Option<Plane>, KernelState), RunError> {
@@ -193,12 +243,16 @@ fn start_plane(config: &Config) -> Result<(Option<Plane>, KernelState), RunError
 
 fn make_state(
     config: &Arc<Config>,
+    places: Vec<Place>,
     ledger: Arc<Ledger>,
     listeners: &Listeners,
     kernel: KernelState,
     fds: FdBudget,
 ) -> Result<State, RunError> {
-    let workers = config.workers.count;
+    let workers = places.len();
+    let sockets = listeners
+        .again()
+        .context("no descriptor for a listener is left")?;
     let wakers: io::Result<Vec<Waker>> = (0..workers).map(|_| Waker::new()).collect();
     let wakers = wakers.context("no descriptor for a wake-up is left")?;
     let stats = (0..workers)
@@ -212,6 +266,8 @@ fn make_state(
         kernel,
         wakers,
     );
+    state.sockets = sockets;
+    state.places = places;
     state.session_fds_max = fds.sessions;
     state.pipes_max = fds.pipes;
     state.fds_max = fds.limit;
@@ -219,10 +275,10 @@ fn make_state(
 }
 
 /// What sessions may hold beside all that gate opens until it serves.
-fn fd_budget(config: &Config, fd_limit: u64) -> Result<FdBudget, RunError> {
+fn fd_budget(config: &Config, workers: usize, fd_limit: u64) -> Result<FdBudget, RunError> {
     let open = host::count_open_fds().context("/proc/self/fd cannot be read")?;
-    let per_worker = FDS_PER_WORKER + config.listeners.len() as u64;
-    let open = open + config.workers.count as u64 * per_worker;
+    let per_worker = FDS_PER_WORKER + config.listeners.len() as u64 * FDS_PER_LISTENER;
+    let open = open + workers as u64 * per_worker;
     FdBudget::new(fd_limit, open).ok_or_else(|| {
         RunError::Host(format!(
             "RLIMIT_NOFILE is {fd_limit}, and gate itself needs {open} descriptors and a reserve: \
@@ -286,6 +342,7 @@ fn probe_bind(address: SocketAddr) -> Result<(), RunError> {
 
 fn bind_all(
     config: &Config,
+    places: &[Place],
     plane: Option<&Plane>,
     ledger: &Ledger,
 ) -> Result<Listeners, RunError> {
@@ -297,15 +354,16 @@ fn bind_all(
         let index = ledger.listener_index(&listener.address.to_string())?;
         let mut address = listener.address;
         let mut row = Vec::new();
-        for _ in 0..config.workers.count {
+        for place in places {
             let socket = listen(address, &listener.tcp, plane, index)?;
+            if let (Pin::Nic(_), Some(cpu)) = (&config.workers.pin, place.cpu) {
+                host::prefer_incoming_cpu(socket.as_fd(), cpu)
+                    .context("SO_INCOMING_CPU is refused")?;
+            }
             // Port 0: the first socket's port is everybody's.
             let bound = socket.local_addr().context("a socket without an address")?;
             address = bound.as_socket().unwrap_or(address);
             row.push(socket);
-        }
-        if let (Some(plane), Some(first)) = (plane, row.first()) {
-            plane.steer(std::os::fd::AsFd::as_fd(first), index)?;
         }
         listeners.infos.push(ListenerInfo { address, index });
         listeners.sockets.push(row);
@@ -326,7 +384,7 @@ fn listen(
     host::set_client_options(&socket, tcp).with_context(failed)?;
     socket.bind(&address.into()).with_context(failed)?;
     if let Some(plane) = plane {
-        plane.tag_listener(std::os::fd::AsFd::as_fd(&socket), index)?;
+        plane.tag_listener(socket.as_fd(), index)?;
     }
     socket.listen(BACKLOG).with_context(failed)?;
     Ok(socket)
@@ -346,14 +404,7 @@ fn spawn_worker(
     failed: mpsc::Sender<RunError>,
 ) -> Result<JoinHandle<()>, RunError> {
     let state = Arc::clone(state);
-    let cpu = match &state.config().workers.pin {
-        Pin::None => None,
-        Pin::Cpus => host::allowed_cpus().ok().and_then(|cpus| {
-            let count = cpus.len();
-            cpus.into_iter().cycle().nth(id).filter(|_| count > 0)
-        }),
-        Pin::List(cpus) => cpus.get(id).copied(),
-    };
+    let cpu = state.places.get(id).and_then(|place| place.cpu);
     let thread = std::thread::Builder::new().name(format!("worker-{id}"));
     let body = move || {
         if let Some(cpu) = cpu {

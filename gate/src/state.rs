@@ -1,6 +1,7 @@
 //! What workers and control plane share.
 
 use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
@@ -8,10 +9,12 @@ use std::time::Instant;
 use crate::admission::Ticket;
 use crate::backends::Backends;
 use crate::config::Config;
-use crate::host::{FdBudget, PIPES_MAX, Waker};
+use crate::host::{AcceptQueue, FdBudget, PIPES_MAX, Waker, accept_queue};
 use crate::ledger::Ledger;
+use crate::placement::Place;
 use crate::session::outcome::Reason;
-use crate::stats::Stats;
+use crate::sessions::Inbox;
+use crate::stats::{Distribution, Latency, Stats};
 use crate::waiting::Waiting;
 
 /// Where gate stands in its life.
@@ -57,14 +60,20 @@ pub struct State {
     pub backends: Backends,
     /// In the order of the configuration.
     pub listeners: Vec<ListenerInfo>,
+    /// The listening sockets of each, again: their queues are looked at here.
+    pub sockets: Vec<Vec<OwnedFd>>,
     /// One for each worker.
     pub stats: Vec<Arc<Stats>>,
+    /// Where each worker is to run; shorter if that is not known.
+    pub places: Vec<Place>,
     /// Whether the kernel enforces.
     pub kernel: KernelState,
     /// Wakes each worker.
     pub wakers: Vec<Waker>,
     /// Clients that wait for a slot.
     pub waiting: Waiting,
+    /// What each worker is asked; wake it after.
+    pub inboxes: Vec<Inbox>,
     /// Connections that any worker evicted and has not closed yet: still pending
     /// by the ledger.
     pub evicting: AtomicU64,
@@ -90,15 +99,19 @@ impl State {
         kernel: KernelState,
         wakers: Vec<Waker>,
     ) -> Self {
+        let inboxes = stats.iter().map(|_| Inbox::default()).collect();
         Self {
             backends: Backends::new(&config.backends, Instant::now()),
             config: RwLock::new(config),
             ledger,
             listeners,
+            sockets: Vec::new(),
             stats,
+            places: Vec::new(),
             kernel,
             wakers,
             waiting: Waiting::default(),
+            inboxes,
             evicting: AtomicU64::new(0),
             session_fds: AtomicU64::new(0),
             session_fds_max: u64::MAX,
@@ -131,6 +144,31 @@ impl State {
                 .sum()
         };
         self.stats.iter().map(of_worker).sum()
+    }
+
+    /// How long something took: at one worker, or over all.
+    #[must_use]
+    pub fn latency(&self, latency: Latency, worker: Option<usize>) -> Distribution {
+        let mut all = Distribution::default();
+        for (number, stats) in self.stats.iter().enumerate() {
+            if worker.is_none_or(|worker| worker == number) {
+                all.add(&stats.latency(latency));
+            }
+        }
+        all
+    }
+
+    /// The accept queue of a listener, over all workers; `None` if it cannot be
+    /// looked at.
+    #[must_use]
+    pub fn accept_queue(&self, listener: usize) -> Option<AcceptQueue> {
+        let mut all = AcceptQueue::default();
+        for socket in self.sockets.get(listener)? {
+            let queue = accept_queue(socket.as_fd()).ok()?;
+            all.length += queue.length;
+            all.limit += queue.limit;
+        }
+        Some(all)
     }
 
     /// Takes `count` of the descriptors that sessions may hold, or none.
@@ -194,7 +232,8 @@ impl State {
         }
     }
 
-    fn wake_workers(&self) {
+    /// Makes every worker look at what changed.
+    pub fn wake_workers(&self) {
         for waker in &self.wakers {
             waker.wake();
         }

@@ -7,16 +7,21 @@
 //! in the ledger.
 #![forbid(unsafe_code)]
 
-use std::sync::OnceLock;
+mod histogram;
+
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use gate_common::steer::WorkerLoad;
+
+use crate::kernel::WorkerLoads;
 use crate::session::outcome::{
     CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure, WaitOutcome,
 };
 
-/// Buckets of a histogram that have an upper bound; one more has none.
-pub const HISTOGRAM_BUCKETS: usize = 24;
+use histogram::Recorder;
+pub use histogram::{Distribution, Latency, histogram};
 
 /// The errors of accept that have a series of their own: their number and
 /// their name. Others are counted as `other`.
@@ -65,9 +70,12 @@ pub struct Stats {
     connections: Counter,
     /// Written once, when the thread begins.
     cpu: OnceLock<usize>,
+    /// Where the kernel plane reads how much this worker has to do, and its
+    /// place there. Written once, before the thread begins.
+    load: OnceLock<(Arc<WorkerLoads>, usize)>,
     relayed: [Counter; 2],
-    admission: Histogram,
-    backend_connect: Histogram,
+    /// By [`Latency`].
+    latencies: [Recorder; Latency::ALL.len()],
     startup_failures: [Counter; StartupFailure::ALL.len()],
     closed: [Counter; CloseReason::ALL.len()],
     cancels: [Counter; CancelOutcome::ALL.len()],
@@ -87,9 +95,9 @@ impl Stats {
             accepted: Counter::default(),
             connections: Counter::default(),
             cpu: OnceLock::new(),
+            load: OnceLock::new(),
             relayed: Default::default(),
-            admission: Histogram::default(),
-            backend_connect: Histogram::default(),
+            latencies: Default::default(),
             startup_failures: Default::default(),
             closed: Default::default(),
             cancels: Default::default(),
@@ -106,14 +114,32 @@ impl Stats {
         let _ = self.cpu.set(cpu);
     }
 
+    /// The kernel plane chooses workers by these loads, of which this worker
+    /// writes one.
+    pub fn publish(&self, loads: Arc<WorkerLoads>, worker: usize) {
+        // A second call would be about the same loads.
+        let _ = self.load.set((loads, worker));
+    }
+
     /// accept gave a connection.
     pub fn accepted(&self) {
         self.accepted.add(1);
+        if let Some(load) = self.load() {
+            load.accepted();
+        }
     }
 
     /// So many connections are open now.
     pub fn holds(&self, connections: usize) {
         self.connections.set(connections as u64);
+        if let Some(load) = self.load() {
+            load.holds(connections as u64);
+        }
+    }
+
+    fn load(&self) -> Option<&WorkerLoad<AtomicU64>> {
+        let (loads, worker) = self.load.get()?;
+        loads.get(*worker)
     }
 
     /// A client was refused at a listener (its place in the configuration).
@@ -165,12 +191,28 @@ impl Stats {
 
     /// An admission was decided, so long after the startup packet was complete.
     pub fn admission_took(&self, duration: Duration) {
-        self.admission.record(duration);
+        self.took(Latency::Admission, duration);
     }
 
     /// A backend accepted a connection, so long after it was dialled.
     pub fn backend_connect_took(&self, duration: Duration) {
-        self.backend_connect.record(duration);
+        self.took(Latency::BackendConnect, duration);
+    }
+
+    /// A login came to ReadyForQuery, so long after the client was accepted.
+    pub fn ready_took(&self, duration: Duration) {
+        self.took(Latency::Ready, duration);
+    }
+
+    /// A round of the worker's loop went from its wake-up to its next wait.
+    #[inline]
+    pub fn round_took(&self, duration: Duration) {
+        self.took(Latency::Round, duration);
+    }
+
+    #[inline]
+    fn took(&self, latency: Latency, duration: Duration) {
+        self.latencies[latency as usize].record(duration);
     }
 }
 
@@ -247,76 +289,10 @@ impl Stats {
             .map_or(0, |row| row.0[failure as usize].get())
     }
 
-    /// How long admissions took.
+    /// How long something took.
     #[must_use]
-    pub fn admission(&self) -> HistogramSnapshot {
-        self.admission.snapshot()
-    }
-
-    /// How long backends took to accept a connection.
-    #[must_use]
-    pub fn backend_connect(&self) -> HistogramSnapshot {
-        self.backend_connect.snapshot()
-    }
-}
-
-/// Durations in buckets that double: up to 1 us, 2 us, 4 us ... 8.4 s, more.
-#[derive(Debug, Default)]
-struct Histogram {
-    sum_ns: Counter,
-    buckets: [Counter; HISTOGRAM_BUCKETS + 1],
-}
-
-/// A histogram's counts at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HistogramSnapshot {
-    /// Sum of all durations in nanoseconds.
-    pub sum_ns: u64,
-    /// How many durations fell into each bucket (and into no lower one).
-    pub buckets: [u64; HISTOGRAM_BUCKETS + 1],
-}
-
-impl HistogramSnapshot {
-    /// The upper bound of a bucket in seconds; infinite for the last.
-    #[must_use]
-    pub fn bound_seconds(bucket: usize) -> f64 {
-        if bucket < HISTOGRAM_BUCKETS {
-            (1_u64 << bucket) as f64 / 1e6
-        } else {
-            f64::INFINITY
-        }
-    }
-
-    /// How many durations there are.
-    #[must_use]
-    pub fn count(&self) -> u64 {
-        self.buckets.iter().sum()
-    }
-
-    /// Adds another worker's.
-    pub fn add(&mut self, other: &Self) {
-        self.sum_ns = self.sum_ns.wrapping_add(other.sum_ns);
-        for (bucket, more) in self.buckets.iter_mut().zip(other.buckets) {
-            *bucket += more;
-        }
-    }
-}
-
-impl Histogram {
-    fn record(&self, duration: Duration) {
-        let nanoseconds = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-        // Bucket b ends at 2^b us: the bits of (us - 1), rounded up to whole us.
-        let below = nanoseconds.div_ceil(1000).saturating_sub(1);
-        let bucket = (u64::BITS - below.leading_zeros()) as usize;
-        self.buckets[bucket.min(HISTOGRAM_BUCKETS)].add(1);
-        self.sum_ns.add(nanoseconds);
-    }
-
-    fn snapshot(&self) -> HistogramSnapshot {
-        HistogramSnapshot {
-            sum_ns: self.sum_ns.get(),
-            buckets: std::array::from_fn(|bucket| self.buckets[bucket].get()),
-        }
+    pub fn latency(&self, latency: Latency) -> Distribution {
+        self.latencies[latency as usize].read()
     }
 }
 
@@ -388,26 +364,20 @@ mod tests {
     }
 
     #[test]
-    fn durations_fall_into_the_bucket_that_bounds_them() {
-        let table = [
-            (0, 0),
-            (1, 0),
-            (1_000, 0),
-            (1_001, 1),
-            (2_000, 1),
-            (2_001, 2),
-            (4_000, 2),
-            (8_388_608_000, HISTOGRAM_BUCKETS - 1),
-            (8_388_608_001, HISTOGRAM_BUCKETS),
-            (u64::MAX, HISTOGRAM_BUCKETS),
+    fn each_latency_has_a_distribution_of_its_own() {
+        let stats = Stats::new(1, 1);
+        let calls = [
+            Stats::admission_took,
+            Stats::backend_connect_took,
+            Stats::ready_took,
+            Stats::round_took,
         ];
-        for (nanoseconds, bucket) in table {
-            let histogram = Histogram::default();
-            histogram.record(Duration::from_nanos(nanoseconds));
-            let snapshot = histogram.snapshot();
-            assert_eq!(snapshot.buckets[bucket], 1, "{nanoseconds} ns");
-            assert!(nanoseconds as f64 / 1e9 <= HistogramSnapshot::bound_seconds(bucket));
-            assert_eq!((snapshot.count(), snapshot.sum_ns), (1, nanoseconds));
+        for (times, (took, latency)) in (1..).zip(calls.iter().zip(Latency::ALL)) {
+            for _ in 0..times {
+                took(&stats, Duration::from_micros(times));
+            }
+            assert_eq!(stats.latency(latency).count(), times);
+            assert_eq!(stats.latency(latency).sum_ns(), times * times * 1000);
         }
     }
 

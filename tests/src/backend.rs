@@ -20,6 +20,8 @@ pub enum Script {
     /// As `Trusting`, but never answers a query and does not end at FIN or
     /// CancelRequest: only [`FakeBackend::release`] ends it.
     Stubborn,
+    /// Lets everybody in, then neither reads nor closes: thousands cost no thread.
+    Parks,
     /// Reads the startup packet and says nothing more.
     Silent,
     /// Reads the startup packet and resets.
@@ -35,6 +37,7 @@ struct State {
     script: Mutex<Script>,
     startups: Mutex<Vec<Vec<u8>>>,
     cancels: Mutex<Vec<Vec<u8>>>,
+    parked: Mutex<Vec<TcpStream>>,
     accepted: AtomicUsize,
     open: AtomicUsize,
     stop: AtomicBool,
@@ -72,6 +75,7 @@ impl FakeBackend {
             script: Mutex::new(script),
             startups: Mutex::default(),
             cancels: Mutex::default(),
+            parked: Mutex::default(),
             accepted: AtomicUsize::new(0),
             open: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
@@ -93,8 +97,9 @@ impl FakeBackend {
         *lock(&self.state.script) = script;
     }
 
-    /// Ends the connections of a stubborn backend.
+    /// Ends the connections of a stubborn backend, and those that are parked.
     pub fn release(&self) {
+        lock(&self.state.parked).clear();
         self.state.released.store(true, Ordering::SeqCst);
     }
 
@@ -172,6 +177,11 @@ fn serve(mut stream: TcpStream, state: &State) -> io::Result<()> {
         Script::Trusting | Script::Stubborn => {
             welcome(&mut stream)?;
             converse(&mut stream, state, script)
+        }
+        Script::Parks => {
+            welcome(&mut stream)?;
+            lock(&state.parked).push(stream);
+            Ok(())
         }
         Script::Silent => wait_for_end(&mut stream),
         Script::Resets => SockRef::from(&stream).set_linger(Some(Duration::ZERO)),

@@ -163,8 +163,9 @@ pub struct Timeouts {
 /// The worker threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workers {
-    /// How many: 1 to [`value::CountValue::MAX`].
-    pub count: usize,
+    /// How many: 1 to [`value::CountValue::MAX`]. `None` with [`Pin::Nic`]: as
+    /// many as there are CPUs that handle its queues.
+    pub count: Option<usize>,
     /// Where they run.
     pub pin: Pin,
 }
@@ -178,6 +179,8 @@ pub enum Pin {
     Cpus,
     /// Worker `n` on the `n`th; as many as there are workers.
     List(Vec<usize>),
+    /// On the CPUs that handle the receive queues of this network device.
+    Nic(String),
 }
 
 /// Why there is no configuration to run with. Exit code 2.

@@ -271,6 +271,7 @@ impl Scalar for PinValue {
             Self::None => quoted("none"),
             Self::Cpus => quoted("cpus"),
             Self::List(cpus) => format!("{cpus:?}"),
+            Self::Nic(device) => quoted(&format!("nic:{device}")),
         }
     }
 }

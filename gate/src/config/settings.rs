@@ -222,10 +222,12 @@ settings! {
 settings! {
     /// The threads that serve connections.
     pub struct WorkerSettings {
-        /// How many: "auto" is one for each CPU that gate may run on.
+        /// How many: "auto" is one for each CPU that gate may run on, or for each
+        /// one that `pin` names.
         count: CountValue = CountValue::Auto;
-        /// Where they run: "none" (anywhere), "cpus" (one CPU each), or a list of
-        /// CPUs such as [0, 2].
+        /// Where they run: "none" (anywhere), "cpus" (one CPU each), a list of CPUs
+        /// such as [0, 2], or "nic:eth0": one on each CPU that handles a receive
+        /// queue of that device, for the connections whose packets come in there.
         pin: PinValue = PinValue::Cpus;
     }
 }

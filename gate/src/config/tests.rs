@@ -30,7 +30,7 @@ fn defaults_are_those_of_the_interface() {
         PathBuf::from("/run/gate/default/control.sock")
     );
     assert_eq!(config.admin.map(|admin| admin.port()), Some(9632));
-    assert!(config.workers.count >= 1);
+    assert!(config.workers.count >= Some(1));
 }
 
 /// Everything that a file can say.
@@ -112,13 +112,22 @@ fn everything_that_a_file_can_say_is_read() {
     );
     assert_eq!(config.timeouts.startup, Duration::from_secs(90));
     assert_eq!(config.workers.pin, Pin::List(vec![0]));
-    assert_eq!(config.workers.count, 1);
+    assert_eq!(config.workers.count, Some(1));
     assert_eq!(config.admin, None);
 }
 
 #[test]
+fn workers_on_the_queues_of_a_device_are_counted_at_the_start() {
+    let config = Config::from_toml("[workers]\npin = \"nic:eth0\"").expect("valid");
+    assert_eq!(config.workers.pin, Pin::Nic("eth0".to_owned()));
+    assert_eq!(config.workers.count, None);
+    let config = Config::from_toml("[workers]\npin = \"nic:eth0\"\ncount = 4").expect("valid");
+    assert_eq!(config.workers.count, Some(4));
+}
+
+#[test]
 fn what_is_printed_reads_back_as_the_same() {
-    for text in ["", FULL] {
+    for text in ["", FULL, "[workers]\npin = \"nic:eth0\""] {
         let settings: Settings = toml::from_str(text).expect("valid");
         let printed = render::to_toml(&settings);
         let back: Settings = toml::from_str(&printed).unwrap_or_else(|e| panic!("{e}\n{printed}"));
@@ -196,9 +205,9 @@ fn errors_in_the_text_name_the_line() {
         ),
         ("[workers]\ncount = 0", "line 2", "use `auto` or 1 to"),
         (
-            "[workers]\npin = \"nic:eth0\"",
+            "[workers]\npin = \"nic:\"",
             "line 2",
-            "not supported yet",
+            "names no network device",
         ),
         ("[workers]\npin = [1, 1]", "line 2", "listed twice"),
         ("[workers]\npin = []", "line 2", "an empty list"),
@@ -340,7 +349,7 @@ fn flags_win_over_the_file() {
             .expect("valid")
             .workers
             .count,
-        3
+        Some(3)
     );
 }
 

@@ -307,13 +307,17 @@ fn workers(settings: &WorkerSettings) -> Result<Workers, ConfigError> {
         PinValue::None => Pin::None,
         PinValue::Cpus => Pin::Cpus,
         PinValue::List(cpus) => Pin::List(cpus.clone()),
+        PinValue::Nic(device) => Pin::Nic(device.clone()),
     };
     let count = match (settings.count, &pin) {
-        (CountValue::Auto, Pin::List(cpus)) => cpus.len(),
+        (CountValue::Auto, Pin::List(cpus)) => Some(cpus.len()),
+        // Known when the device is looked at, at the start.
+        (CountValue::Auto, Pin::Nic(_)) => None,
         // Knows the affinity mask and the cgroup's CPU quota.
-        (CountValue::Auto, _) => std::thread::available_parallelism()
-            .map_or(1, usize::from)
-            .min(CountValue::MAX),
+        (CountValue::Auto, _) => {
+            let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+            Some(cpus.min(CountValue::MAX))
+        }
         (CountValue::Number(count), Pin::List(cpus)) if count != cpus.len() => {
             return Err(invalid(
                 "workers.count",
@@ -321,7 +325,7 @@ fn workers(settings: &WorkerSettings) -> Result<Workers, ConfigError> {
                 "leave the count at \"auto\" with a list of CPUs",
             ));
         }
-        (CountValue::Number(count), _) => count,
+        (CountValue::Number(count), _) => Some(count),
     };
     Ok(Workers { count, pin })
 }

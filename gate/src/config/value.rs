@@ -176,6 +176,8 @@ pub enum PinValue {
     Cpus,
     /// The CPUs of this list, one worker each.
     List(Vec<usize>),
+    /// The CPUs that handle the receive queues of this network device.
+    Nic(String),
 }
 
 impl<'de> Deserialize<'de> for PinValue {
@@ -190,19 +192,23 @@ impl<'de> Visitor<'de> for PinVisitor {
     type Value = PinValue;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("\"none\", \"cpus\" or a list of CPU numbers")
+        out.write_str("\"none\", \"cpus\", \"nic:DEVICE\" or a list of CPU numbers")
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<PinValue, E> {
         match text {
             "none" => Ok(PinValue::None),
             "cpus" => Ok(PinValue::Cpus),
-            nic if nic.starts_with("nic:") => Err(E::custom(format!(
-                "`{nic}`: pinning to NIC queues is not supported yet; use \"cpus\" or a list of CPUs"
-            ))),
-            other => Err(E::custom(format!(
-                "`{other}` is no way to pin workers: use \"none\", \"cpus\" or a list of CPUs"
-            ))),
+            other => match other.strip_prefix("nic:") {
+                Some("") => Err(E::custom(
+                    "`nic:` names no network device: write, for instance, \"nic:eth0\"",
+                )),
+                Some(device) => Ok(PinValue::Nic(device.to_owned())),
+                None => Err(E::custom(format!(
+                    "`{other}` is no way to pin workers: use \"none\", \"cpus\", \"nic:DEVICE\" or a \
+                     list of CPUs"
+                ))),
+            },
         }
     }
 

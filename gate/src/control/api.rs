@@ -193,6 +193,9 @@ pub struct Process {
     /// The backends in the order of the configuration, `default` first.
     #[serde(default)]
     pub backends: Vec<BackendHealth>,
+    /// How many connections wait to be accepted, by listener.
+    #[serde(default)]
+    pub accept_queues: Vec<AcceptQueue>,
 }
 
 /// Where one backend is, and whether it is there.
@@ -219,6 +222,17 @@ pub struct AddressHealth {
     pub failed: u64,
 }
 
+/// The accept queue of one listener.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AcceptQueue {
+    /// The listener's address.
+    pub listener: String,
+    /// Connections that the kernel completed and no worker has accepted yet.
+    pub length: u64,
+    /// At how many the kernel drops new ones, over all workers.
+    pub limit: u64,
+}
+
 /// What one worker has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerLoad {
@@ -226,6 +240,12 @@ pub struct WorkerLoad {
     pub worker: usize,
     /// The CPU that it is pinned to; `null` if it is not.
     pub cpu: Option<usize>,
+    /// The receive queues that this CPU handles, with `pin = "nic:..."`.
+    #[serde(default)]
+    pub queue: Vec<u32>,
+    /// Their interrupts; a virtual device has none.
+    #[serde(default)]
+    pub irq: Vec<u32>,
     /// Connections that it accepted since the start, refused ones included.
     pub accepted: u64,
     /// Connections that it holds now.
@@ -290,6 +310,113 @@ pub struct Draining {
     pub active: u64,
     /// When gate ends them itself.
     pub deadline_seconds: u64,
+}
+
+/// Body of `POST /sessions`: which sessions to list. What is absent is not asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SessionQuery {
+    /// Of this user.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Of this database.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub database: Option<String>,
+    /// In this state, see [`crate::session::outcome::SessionState`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
+    /// From this IP address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// So many, the oldest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<usize>,
+}
+
+/// Answer to `POST /sessions`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sessions {
+    /// The oldest first.
+    pub sessions: Vec<Session>,
+    /// How many there are, those beyond the limit of the query included.
+    pub found: usize,
+    /// Workers that did not answer in time: their sessions are missing, or some are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unanswered: Vec<usize>,
+}
+
+/// One session.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Session {
+    /// Its number, of no other session of this gate.
+    pub id: u64,
+    /// `null` before it has said.
+    pub user: Option<String>,
+    /// `null` before it has said, and if it has none.
+    pub database: Option<String>,
+    /// The client's address and port; `null` for a CancelRequest of gate's own.
+    pub source: Option<String>,
+    /// The backend's name; `null` before it is to have one.
+    pub backend: Option<String>,
+    /// Where that backend is.
+    pub backend_address: Option<String>,
+    /// See [`crate::session::outcome::SessionState`].
+    pub state: String,
+    /// Since accept.
+    pub age_seconds: f64,
+    /// Since bytes last went either way.
+    pub idle_seconds: f64,
+    /// Bytes passed on to the backend after the startup packet.
+    pub bytes_to_backend: u64,
+    /// Bytes passed on to the client.
+    pub bytes_to_client: u64,
+    /// The worker that has it.
+    pub worker: usize,
+}
+
+/// Query of `GET /latency`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LatencyQuery {
+    /// Of one worker; absent, over all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub worker: Option<usize>,
+    /// With the histogram's cells.
+    pub cells: bool,
+}
+
+/// Answer to `GET /latency`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Latencies {
+    /// The one worker; `null` over all.
+    pub worker: Option<usize>,
+    /// One of each kind.
+    pub latencies: Vec<LatencyEntry>,
+}
+
+/// How long one kind of thing took since the start; right to two digits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LatencyEntry {
+    /// See [`crate::stats::Latency`].
+    pub name: String,
+    /// How many there were.
+    pub count: u64,
+    /// Their sum.
+    pub sum_ns: u64,
+    /// Half were no longer.
+    pub p50_ns: u64,
+    /// 90 % were no longer.
+    pub p90_ns: u64,
+    /// 99 % were no longer.
+    pub p99_ns: u64,
+    /// 99.9 % were no longer.
+    pub p999_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
+    /// The longest of each cell of the histogram that is not empty, and how many
+    /// it has, if they were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cells: Option<Vec<(u64, u64)>>,
 }
 
 /// Any failure.

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{DefaultBodyLimit, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -19,8 +19,10 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinHandle;
 
-use super::api::{Draining, Failure, LimitChange};
+use super::api::{Draining, Failure, LatencyQuery, LimitChange, SessionQuery};
+use super::latency::{self, LatencyError};
 use super::limits::{self, LimitError};
+use super::sessions::{self, QueryError};
 use super::{Shared, connections, metrics, reload, status};
 use crate::state::Phase;
 
@@ -45,6 +47,9 @@ pub(super) fn admin_routes(shared: Arc<Shared>) -> Router {
 pub(super) fn control_routes(shared: Arc<Shared>) -> Router {
     readers()
         .route("/status", get(get_status))
+        .route("/latency", get(get_latency))
+        // A query with a body: names are of any bytes.
+        .route("/sessions", post(list_sessions))
         .route("/limits", get(get_limits))
         .route("/limits/export", get(export_limits))
         .route("/limits/set", post(set_limit))
@@ -148,6 +153,20 @@ async fn get_status(State(shared): State<Arc<Shared>>) -> Result<Response, Faile
     Ok(Json(status::of_process(&shared).map_err(Failed::internal)?).into_response())
 }
 
+async fn get_latency(
+    State(shared): State<Arc<Shared>>,
+    Query(query): Query<LatencyQuery>,
+) -> Result<Response, Failed> {
+    Ok(Json(latency::read(&shared.state, &query)?).into_response())
+}
+
+async fn list_sessions(
+    State(shared): State<Arc<Shared>>,
+    Json(query): Json<SessionQuery>,
+) -> Result<Response, Failed> {
+    Ok(Json(sessions::list(&shared.state, &query).await?).into_response())
+}
+
 async fn get_limits(State(shared): State<Arc<Shared>>) -> Result<Response, Failed> {
     let listed = limits::list(&shared.state.ledger).map_err(Failed::internal)?;
     Ok(Json(listed).into_response())
@@ -197,11 +216,18 @@ impl Failed {
     }
 }
 
-impl From<LimitError> for Failed {
-    fn from(error: LimitError) -> Self {
-        Self(StatusCode::UNPROCESSABLE_ENTITY, error.to_string())
-    }
+/// What is asked cannot be.
+macro_rules! unprocessable {
+    ($($error:ty),*) => {$(
+        impl From<$error> for Failed {
+            fn from(error: $error) -> Self {
+                Self(StatusCode::UNPROCESSABLE_ENTITY, error.to_string())
+            }
+        }
+    )*};
 }
+
+unprocessable!(LimitError, LatencyError, QueryError);
 
 impl IntoResponse for Failed {
     fn into_response(self) -> Response {

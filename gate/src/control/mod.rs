@@ -12,6 +12,8 @@
 //! | [`limited`] | watches which limits are reached, logs and times it |
 //! | [`metrics`] | `/metrics` |
 //! | `health` | checks the addresses of backends |
+//! | [`sessions`] | lists sessions, which only workers know |
+//! | [`latency`] | how long things took |
 //! | `http`, `socket` | serves all that at the admin address and the control socket |
 //! | `reload`, `run` | signals, reload, drain, the end |
 //! | [`log`] | how log lines look |
@@ -20,12 +22,14 @@ pub mod api;
 pub mod connections;
 mod health;
 mod http;
+pub mod latency;
 pub mod limited;
 pub mod limits;
 pub mod log;
 pub mod metrics;
 mod reload;
 mod run;
+pub mod sessions;
 mod socket;
 pub mod status;
 

@@ -6,11 +6,12 @@ use std::time::Instant;
 
 use gate_common::limit::Setting;
 
-use super::api::{AddressHealth, BackendHealth, Process, Status, WorkerLoad};
+use super::api::{AcceptQueue, AddressHealth, BackendHealth, Process, Status, WorkerLoad};
 use super::{Shared, connections, limited};
 use crate::config::{Config, MAX_CONNECTIONS_DEFAULT, name};
 use crate::host;
 use crate::ledger::{Ledger, LimitSource};
+use crate::placement::Place;
 use crate::session::outcome::{Reason, WaitOutcome};
 use crate::state::{KernelState, ListenerInfo, Phase, State};
 
@@ -41,6 +42,7 @@ pub(super) fn of_process(shared: &Shared) -> io::Result<Status> {
         rejected: rejected(state),
         worker_loads: worker_loads(state),
         backends: backends(state),
+        accept_queues: accept_queues(state),
     });
     Ok(status)
 }
@@ -81,11 +83,16 @@ pub const fn phase_word(phase: Phase) -> &'static str {
 
 fn worker_loads(state: &State) -> Vec<WorkerLoad> {
     let workers = state.stats.iter().enumerate();
-    let loads = workers.map(|(worker, stats)| WorkerLoad {
-        worker,
-        cpu: stats.cpu(),
-        accepted: stats.accepted_count(),
-        connections: stats.connections(),
+    let loads = workers.map(|(worker, stats)| {
+        let place = state.places.get(worker);
+        WorkerLoad {
+            worker,
+            cpu: stats.cpu(),
+            queue: place.map(Place::queue_numbers).unwrap_or_default(),
+            irq: place.map(Place::irqs).unwrap_or_default(),
+            accepted: stats.accepted_count(),
+            connections: stats.connections(),
+        }
     });
     loads.collect()
 }
@@ -128,6 +135,19 @@ fn waited(state: &State) -> std::collections::BTreeMap<String, u64> {
         (outcome.label().to_owned(), of_workers.sum())
     });
     counts.filter(|(_, count)| *count > 0).collect()
+}
+
+fn accept_queues(state: &State) -> Vec<AcceptQueue> {
+    let listeners = state.listeners.iter().enumerate();
+    let queues = listeners.filter_map(|(index, info)| {
+        let queue = state.accept_queue(index)?;
+        Some(AcceptQueue {
+            listener: info.address.to_string(),
+            length: queue.length,
+            limit: queue.limit,
+        })
+    });
+    queues.collect()
 }
 
 fn rejected(state: &State) -> std::collections::BTreeMap<String, u64> {

@@ -1,6 +1,7 @@
 //! File descriptors and CPUs of this process.
 
 use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 /// Descriptors that one session needs: its client and its backend.
 pub const FDS_PER_SESSION: u64 = 2;
@@ -119,6 +120,31 @@ pub fn pin_to_cpu(cpu: usize) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     Ok(())
+}
+
+/// Has the kernel prefer this listening socket, among those of its SO_REUSEPORT
+/// group, for connections whose packets are handled on a CPU.
+///
+/// # Errors
+/// The socket takes no such option.
+pub fn prefer_incoming_cpu(socket: BorrowedFd<'_>, cpu: usize) -> io::Result<()> {
+    let cpu = libc::c_int::try_from(cpu).map_err(io::Error::other)?;
+    // SAFETY: the pointer and the length describe `cpu`; the kernel only reads
+    // it.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_INCOMING_CPU,
+            (&raw const cpu).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 #[cfg(test)]

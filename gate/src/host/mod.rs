@@ -1,16 +1,21 @@
-//! What gate asks of the machine: sockets, pipes, wake-ups, locks, descriptors, CPUs.
+//! What gate asks of the machine: sockets, pipes, wake-ups, locks, descriptors, CPUs,
+//! queues.
 
+mod accept_queue;
 mod dial;
 mod fds;
 mod lock;
+mod nic;
 mod pipe;
 mod waker;
 
+pub use accept_queue::{AcceptQueue, accept_queue};
 pub use dial::{check_congestion_controls, connect, connect_failure, set_client_options};
 pub use fds::{
     FDS_PER_SESSION, FdBudget, PIPES_MAX, POLITE_RESERVE, allowed_cpus, count_open_fds, pin_to_cpu,
-    raise_fd_limit,
+    prefer_incoming_cpu, raise_fd_limit,
 };
 pub use lock::{InstanceLock, InstanceLockError, PinsLock, try_lock};
+pub use nic::{NicError, Queue, read_queues};
 pub use pipe::Pipe;
 pub use waker::Waker;

@@ -271,7 +271,7 @@ unsafe impl<T: Sync> Send for Mapping<T> {}
 unsafe impl<T: Sync> Sync for Mapping<T> {}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Access {
+pub(super) enum Access {
     Read,
     Write,
 }
@@ -279,15 +279,16 @@ enum Access {
 impl<T> Mapping<T> {
     /// `T` is made of atomic words alone and is as large as the map's values,
     /// which `check_shapes` has compared.
-    fn new(
+    pub(super) fn new(
         pins: &PinDirectory,
         name: &'static str,
         entries: u32,
         access: Access,
     ) -> Result<Self, KernelError> {
         // Array elements lie 8 bytes aligned, one after the other
-        // (kernel/bpf/arraymap.c, elem_size).
-        const { assert!(size_of::<T>().is_multiple_of(8) && align_of::<T>() == 8) };
+        // (kernel/bpf/arraymap.c, elem_size), from the start of a page on.
+        const { assert!(size_of::<T>().is_multiple_of(8) && align_of::<T>() >= 8) };
+        const { assert!(align_of::<T>() <= 4096) };
         let array = open(pins, name)?;
         let entries = entries as usize;
         let bytes = entries * size_of::<T>();
@@ -335,7 +336,7 @@ fn failed(name: &'static str) -> impl FnOnce(MapError) -> KernelError {
     move |error| KernelError::map(name, &error)
 }
 
-fn errno(error: &MapError) -> Option<i32> {
+pub(super) fn errno(error: &MapError) -> Option<i32> {
     match error {
         MapError::SyscallError(call) => call.io_error.raw_os_error(),
         MapError::IoError(io) => io.raw_os_error(),

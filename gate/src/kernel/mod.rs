@@ -12,6 +12,7 @@ mod log;
 mod maps;
 mod pins;
 mod probe;
+mod steer;
 mod sys;
 
 use std::fs::File;
@@ -19,7 +20,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use aya::programs::{CgroupSock, CgroupSockopt, ProgramFd, SkReuseport, SockOps};
+use aya::programs::{CgroupSock, CgroupSockopt, ProgramFd, SockOps};
 use aya::{Ebpf, EbpfLoader};
 use gate_common::abi::{LISTENER_PROBE, map};
 
@@ -28,6 +29,7 @@ pub use self::log::{KernelLog, forward_log};
 pub use self::maps::{Mapping, Maps};
 use self::pins::PinDirectory;
 pub use self::pins::unpin;
+pub use self::steer::{Choice, Group, WorkerLoads};
 use self::sys::AttachType;
 pub use self::sys::admit;
 
@@ -39,6 +41,8 @@ const RELEASE: &str = "gate_release";
 const STEER: &str = "gate_steer";
 /// Global of the object: the listener that a load of [`STEER`] serves.
 const STEER_LISTENER: &str = "STEER_LISTENER";
+/// Global of the object: from how many workers a load of [`STEER`] chooses.
+const STEER_WORKERS: &str = "STEER_WORKERS";
 
 /// How the plane is started.
 #[derive(Clone, Debug)]
@@ -87,7 +91,7 @@ impl Plane {
 
     fn start_locked(pins: PinDirectory, cgroup: &Path) -> Result<Self, KernelError> {
         pins.check_shapes()?;
-        let mut object = load(&pins, LISTENER_PROBE)?;
+        let mut object = load(&pins, &Steering::NONE)?;
         maps::name_instance(&pins)?;
         let maps = Arc::new(Maps::open_pins(&pins)?);
         attach(&mut object, &pins, cgroup)?;
@@ -115,21 +119,6 @@ impl Plane {
         self.maps.tag(socket, listener)
     }
 
-    /// Resets SYNs to the SO_REUSEPORT group of a socket while too many of the
-    /// listener's sockets are over its ceiling. Once for a group; the program
-    /// lives as long as the group.
-    ///
-    /// # Errors
-    /// The program is refused, or the socket is in no such group.
-    pub fn steer(&self, socket: BorrowedFd<'_>, listener: u32) -> Result<(), KernelError> {
-        let mut object = load(&self.pins, listener)?;
-        let program: &mut SkReuseport = program(&mut object, STEER)?;
-        program
-            .load()
-            .and_then(|()| program.attach(socket))
-            .map_err(|error| KernelError::program(STEER, &error))
-    }
-
     /// Proves anew that counting works.
     ///
     /// # Errors
@@ -154,14 +143,48 @@ fn lock(pins: &PinDirectory) -> Result<File, KernelError> {
     Ok(directory)
 }
 
+/// What one load of [`STEER`] is for.
+struct Steering {
+    /// Index of LISTENER_STATE.
+    listener: u32,
+    /// Workers that listen there.
+    workers: u32,
+    /// Whether the program chooses between them.
+    chooses: bool,
+    /// Whether WORKER_LOADS is the pinned one.
+    shares_loads: bool,
+}
+
+impl Steering {
+    /// Of a load whose [`STEER`] is not attached.
+    const NONE: Self = Self {
+        listener: LISTENER_PROBE,
+        workers: 0,
+        chooses: false,
+        shares_loads: false,
+    };
+}
+
 /// Makes the maps, or takes the pinned ones.
-fn load(pins: &PinDirectory, steer_listener: u32) -> Result<Ebpf, KernelError> {
+fn load(pins: &PinDirectory, steering: &Steering) -> Result<Ebpf, KernelError> {
     let mut loader = EbpfLoader::new();
     for name in map::PINNED {
         loader.map_pin_path(name, pins.join(name));
     }
+    if steering.shares_loads {
+        loader.map_pin_path(map::WORKER_LOADS, pins.join(map::WORKER_LOADS));
+    }
+    for name in [map::WORKER_LOADS, map::WORKER_SOCKETS] {
+        loader.map_max_entries(name, steering.workers.max(1));
+    }
+    let chosen_from = if steering.chooses {
+        steering.workers
+    } else {
+        0
+    };
     loader
-        .override_global(STEER_LISTENER, &steer_listener, true)
+        .override_global(STEER_LISTENER, &steering.listener, true)
+        .override_global(STEER_WORKERS, &chosen_from, true)
         .load(OBJECT)
         .map_err(|error| KernelError::object(&error))
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::event::{Action, Count, Deadlines, Input, LINGER, OVER_STARTUP};
 use super::outcome::{
-    CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure, WaitOutcome,
+    CancelOutcome, CloseReason, ConnectFailure, Reason, SessionState, StartupFailure, WaitOutcome,
 };
 use crate::proto::backend::{BackendKey, LoginScanner};
 use crate::proto::first_packet::{self, FirstPacket, Identity, Invalid, Negotiated};
@@ -119,6 +119,22 @@ impl Session {
     /// came up after it was accepted.
     pub fn doom(&mut self, reason: Reason) {
         self.doomed.get_or_insert(reason);
+    }
+
+    /// What it does now.
+    #[must_use]
+    pub fn state(&self) -> SessionState {
+        match self.phase {
+            Phase::Startup => SessionState::Startup,
+            Phase::Admission | Phase::Waiting(_) => SessionState::Waiting,
+            Phase::Dialing => SessionState::Connecting,
+            Phase::Login => SessionState::Login,
+            Phase::Relay if self.client_ended => SessionState::HalfClosed,
+            Phase::Relay => SessionState::Active,
+            Phase::CancelDialing | Phase::Cancelling => SessionState::Cancel,
+            Phase::Abandoned => SessionState::Abandoned,
+            Phase::Lingering | Phase::Closed => SessionState::Ending,
+        }
     }
 
     /// Whether a valid first packet is still missing.

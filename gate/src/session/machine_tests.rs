@@ -633,3 +633,30 @@ fn a7_all_ends_at_once_close_exactly_once() {
         assert_eq!(closes.count(), 1, "seed {seed}");
     }
 }
+
+#[test]
+fn each_step_shows_its_state() {
+    let packet = startup_packet();
+    let login = login_bytes();
+    let steps = [
+        (Input::ClientData(&packet), SessionState::Waiting),
+        (Input::Admission(Ok(())), SessionState::Connecting),
+        (Input::Connected, SessionState::Login),
+        (Input::BackendData(&login), SessionState::Active),
+        (Input::ClientEnded, SessionState::HalfClosed),
+        (Input::ClientLost, SessionState::Abandoned),
+        (Input::BackendEnded, SessionState::Ending),
+    ];
+    let mut session = Session::new(DEADLINES, None);
+    assert_eq!(session.state(), SessionState::Startup);
+    for (input, state) in steps {
+        session.handle(input, &mut Vec::new());
+        assert_eq!(session.state(), state, "after {input:?}");
+        assert_eq!(
+            session.state().is_relay(),
+            matches!(state, SessionState::Active | SessionState::HalfClosed)
+        );
+    }
+    let cancel = Session::cancel(DEADLINES, cancel_packet());
+    assert_eq!(cancel.state(), SessionState::Cancel);
+}

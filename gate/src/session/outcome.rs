@@ -159,6 +159,47 @@ outcomes! {
     }
 }
 
+outcomes! {
+    /// What a session does now.
+    SessionState {
+        /// A valid startup packet is still missing.
+        Startup = "startup",
+        /// Asks for its slots.
+        Waiting = "waiting",
+        /// The backend is being dialled.
+        Connecting = "connecting",
+        /// Not ReadyForQuery yet.
+        Login = "login",
+        /// Bytes go both ways.
+        Active = "active",
+        /// The client has said all, the backend has not.
+        HalfClosed = "half_closed",
+        /// The client is gone, the backend is still at work.
+        Abandoned = "abandoned",
+        /// A CancelRequest on its way.
+        Cancel = "cancel",
+        /// Was told the end, or is being closed.
+        Ending = "ending",
+    }
+}
+
+impl SessionState {
+    /// Whether the backend has said ReadyForQuery and is still there for a client.
+    #[must_use]
+    pub const fn is_relay(self) -> bool {
+        matches!(self, Self::Active | Self::HalfClosed)
+    }
+
+    /// The state of a word.
+    #[must_use]
+    pub fn from_label(label: &str) -> Option<Self> {
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|state| state.label() == label)
+    }
+}
+
 impl CloseReason {
     /// Who is at fault.
     #[must_use]
@@ -180,6 +221,14 @@ impl CloseReason {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_state_is_found_by_its_word() {
+        for state in SessionState::ALL {
+            assert_eq!(SessionState::from_label(state.label()), Some(*state));
+        }
+        assert_eq!(SessionState::from_label("idle"), None);
+    }
 
     #[test]
     fn indices_follow_the_order_of_all() {

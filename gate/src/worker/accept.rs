@@ -1,7 +1,6 @@
 //! New connections.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,6 +14,7 @@ use crate::ledger::Standing;
 use crate::session::Session;
 use crate::session::event::Input;
 use crate::session::outcome::Reason;
+use crate::sessions::Source;
 use crate::state::Phase;
 
 /// How long accepting rests when descriptors ran out.
@@ -148,19 +148,21 @@ impl<M: Machine> Worker<M> {
         let connection = &self.connections[id as usize];
         if connection.pending && connection.session.is_pending() {
             let source = self.source(id);
-            self.pending.heard(id, source, now);
+            self.pending.heard(id, source.ip(), now);
             self.evict_for(id, now);
         }
     }
 
-    /// The client's address; unspecified if it is gone or has none.
-    pub(super) fn source(&mut self, id: u32) -> IpAddr {
-        let client = self.connections[id as usize].client.as_ref();
-        client
-            .and_then(|client| self.machine.peer(&client.socket))
-            .map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |address| {
-                address.ip().to_canonical()
-            })
+    /// The client's address; nowhere if it is gone or has none.
+    pub(super) fn source(&mut self, id: u32) -> Source {
+        let connection = &mut self.connections[id as usize];
+        if connection.source == Source::NOWHERE
+            && let Some(client) = &connection.client
+            && let Some(address) = self.machine.peer(&client.socket)
+        {
+            connection.source = Source::from(address);
+        }
+        connection.source
     }
 
     /// Evicts one pending connection if there are too many.

@@ -22,6 +22,7 @@ impl<M: Machine> Worker<M> {
     /// other outcome of a dial is.
     pub(super) fn dial(&mut self, id: u32, now: Instant) {
         self.has_spoken(id);
+        self.source(id);
         let connection = &mut self.connections[id as usize];
         connection.mode = Mode::Dialing;
         if let Some(who) = connection.session.identity() {

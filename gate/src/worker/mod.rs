@@ -11,6 +11,7 @@
 //! | `dial.rs` | connects to backends |
 //! | `relay.rs`, `flow.rs` | move bytes |
 //! | `connection.rs` | what is held for one connection |
+//! | `inspect.rs` | tells the control plane of the sessions |
 //! | `timers.rs` | deadlines |
 //!
 //! Nothing here parses bytes or does arithmetic on limits.
@@ -21,6 +22,7 @@ mod admit;
 mod connection;
 mod dial;
 mod flow;
+mod inspect;
 mod linux;
 mod machine;
 mod relay;
@@ -49,6 +51,7 @@ use crate::stats::Stats;
 
 use connection::{Connection, Mode, PollState};
 use flow::Pipes;
+use inspect::Listing;
 use timers::Timers;
 
 /// The one buffer through which a worker reads: a full one costs a few
@@ -121,6 +124,10 @@ pub struct Worker<M: Machine> {
     /// Connections being refused for want of descriptors.
     on_reserve: u64,
     exhausted: bool,
+    /// When the last round of the loop ended.
+    asleep: Instant,
+    /// What the control plane asked, oldest first.
+    listings: VecDeque<Listing>,
 }
 
 /// What a worker holds at a moment. All zero once every connection is closed.
@@ -150,7 +157,6 @@ impl<M: Machine> Worker<M> {
         let now = machine.now();
         Self {
             id,
-            machine,
             stats: Arc::clone(&state.stats[id]),
             deadlines: Arc::new(deadlines(&config)),
             config,
@@ -176,6 +182,9 @@ impl<M: Machine> Worker<M> {
             spare_lent: false,
             on_reserve: 0,
             exhausted: false,
+            asleep: machine.now(),
+            machine,
+            listings: VecDeque::new(),
             state,
         }
     }
@@ -205,7 +214,7 @@ impl<M: Machine> Worker<M> {
     /// # Errors
     /// As [`Worker::run`].
     pub fn round(&mut self) -> io::Result<ControlFlow<()>> {
-        let timeout = self.timeout(self.machine.now());
+        let timeout = self.timeout(self.asleep);
         let mut completions = std::mem::take(&mut self.completions);
         self.machine.wait(timeout, &mut completions)?;
         let now = self.machine.now();
@@ -230,10 +239,14 @@ impl<M: Machine> Worker<M> {
         if self.waiters > 0 && self.look_at.is_none_or(|at| at <= now) {
             self.offer_turns(now);
         }
+        self.answer_inquiries(now);
         self.close_finished();
         if self.phase == Phase::Stopping && self.connections.is_empty() {
             return Ok(ControlFlow::Break(()));
         }
+        self.asleep = self.machine.now();
+        self.stats
+            .round_took(self.asleep.saturating_duration_since(now));
         Ok(ControlFlow::Continue(()))
     }
 
@@ -258,7 +271,7 @@ impl<M: Machine> Worker<M> {
     }
 
     fn timeout(&self, now: Instant) -> Duration {
-        if !self.runnable.is_empty() || !self.finished.is_empty() {
+        if !(self.runnable.is_empty() && self.finished.is_empty() && self.listings.is_empty()) {
             return Duration::ZERO;
         }
         let next = self
@@ -387,6 +400,7 @@ impl<M: Machine> Worker<M> {
 
     /// Sees what the control plane changed.
     fn refresh(&mut self, now: Instant) {
+        self.take_inquiries();
         self.config = self.state.config();
         self.deadlines = Arc::new(deadlines(&self.config));
         let phase = self.state.phase();

@@ -184,6 +184,12 @@ impl<M: Machine> Worker<M> {
         let watched = direction == Direction::ToClient && connection.session.watches_backend();
         if watched {
             self.feed(id, Input::BackendData(bytes), now);
+            let connection = &self.connections[id as usize];
+            if connection.session.state().is_relay() {
+                let took = self.machine.now();
+                let took = took.saturating_duration_since(connection.born);
+                self.stats.ready_took(took);
+            }
         }
         let connection = &mut self.connections[id as usize];
         let (flow, _, sink) = connection.direction(direction);

@@ -84,6 +84,35 @@ pub fn enter() -> Result<PathBuf> {
     Ok(cgroup)
 }
 
+/// Has /sys show the network devices of the calling thread's namespace, which
+/// must have a mount namespace of its own: sysfs shows those of the namespace
+/// that it was mounted in. All else of /sys stays, bpffs and the cgroups above all.
+///
+/// # Errors
+/// A right is missing.
+pub fn show_devices() -> Result<()> {
+    let own = tempfile::tempdir()?;
+    mount(Some("sysfs"), own.path(), Some("sysfs"), 0)?;
+    // The second is where the links of the first lead.
+    for shown in ["class/net", "devices/virtual/net"] {
+        let source = own.path().join(shown);
+        let target = Path::new("/sys").join(shown);
+        mount(source.to_str(), &target, None, libc::MS_BIND)?;
+    }
+    let place = std::ffi::CString::new(own.path().to_string_lossy().into_owned())?;
+    // SAFETY: a C string that outlives the call.
+    check(unsafe { libc::umount2(place.as_ptr(), libc::MNT_DETACH) }).context("umount")
+}
+
+/// Moves the calling thread into new network and mount namespaces.
+///
+/// # Errors
+/// A right is missing.
+pub fn enter_new_network() -> Result<()> {
+    // SAFETY: flags only.
+    check(unsafe { libc::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS) }).context("unshare")
+}
+
 /// Moves this process into a cgroup.
 ///
 /// # Errors

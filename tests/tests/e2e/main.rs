@@ -14,6 +14,8 @@ mod race;
 mod reading;
 mod refusal;
 mod relay;
+mod sessions;
+mod spread;
 mod startup;
 mod statistics;
 
@@ -31,7 +33,9 @@ fn main() {
     backends::register(&mut suite);
     pending::register(&mut suite);
     race::register(&mut suite);
+    spread::register(&mut suite);
     life::register(&mut suite);
+    sessions::register(&mut suite);
     machine::register(&mut suite);
     suite.run();
 }

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use gate::kernel::Maps;
+use gate::kernel::{Choice, Group, Maps};
 use gate_common::abi::{SlotRef, slot};
 use gate_common::cells::tokens;
 use gate_common::errno::AdmitErrno;
@@ -312,7 +312,11 @@ fn steered() -> Result<()> {
     );
     let listener = Counted::with(&plane, 7, ANY, 64, |socket| socket.set_reuse_port(true))?;
     listener.ceiling(Setting::AtMost(2));
-    plane.steer(listener.socket.as_fd(), listener.index)?;
+    let group = Group {
+        listener: listener.index,
+        sockets: vec![listener.socket.as_fd()],
+    };
+    plane.steer(&[group], Choice::LessLoaded)?;
     let mut pairs: Vec<_> = (0..5)
         .map(|_| listener.pair())
         .collect::<std::io::Result<_>>()?;

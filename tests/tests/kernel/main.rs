@@ -5,10 +5,12 @@
 
 mod ceiling;
 mod counting;
+mod nic;
 mod plane;
 mod record;
 mod ring;
 mod slots;
+mod steer;
 mod victim;
 
 use std::process::ExitCode;
@@ -29,6 +31,8 @@ fn tests() -> Vec<Test> {
         slots::TESTS,
         ring::TESTS,
         ceiling::TESTS,
+        steer::TESTS,
+        nic::TESTS,
         record::TESTS,
     ]
     .concat()

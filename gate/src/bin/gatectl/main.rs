@@ -8,9 +8,11 @@ mod client;
 mod completions;
 mod connections;
 mod drain;
+mod latency;
 mod limits;
 mod output;
 mod reload;
+mod sessions;
 mod status;
 mod target;
 
@@ -49,6 +51,10 @@ enum Command {
     Status,
     /// Active and limit by user, database, backend, listener
     Connections,
+    /// Lists sessions: who, from where, to which backend, what it does, since when
+    Sessions(sessions::Filter),
+    /// How long admissions, connects, logins and rounds of the loop took
+    Latency(latency::Options),
     /// Lists, sets and unsets limits
     #[command(subcommand)]
     Limits(limits::Command),
@@ -80,6 +86,8 @@ fn run(command: Command, target: &Target, output: Output) -> Result<(), Failure>
     match command {
         Command::Status => status::run(target, output),
         Command::Connections => connections::run(target, output),
+        Command::Sessions(filter) => sessions::run(filter, target, output),
+        Command::Latency(options) => latency::run(&options, target, output),
         Command::Limits(command) => limits::run(command, target, output),
         Command::Drain => drain::run(target, output),
         Command::Reload => reload::run(target, output),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gate::control::api::{BackendHealth, Process, Status, WorkerLoad};
+use gate::control::api::{AcceptQueue, BackendHealth, Process, Status, WorkerLoad};
 
 use crate::connections::listener_table;
 use crate::output::{Output, Table, limit};
@@ -56,6 +56,14 @@ pub fn text(status: &Status) -> String {
         lines.push(("refused", refused));
         if let (Some(open), Some(max)) = (process.open_fds, process.max_fds) {
             lines.push(("descriptors", format!("{open} of {max}")));
+        }
+        for queue in &process.accept_queues {
+            let AcceptQueue {
+                listener,
+                length,
+                limit,
+            } = queue;
+            lines.push(("accept queue", format!("{length} of {limit} at {listener}")));
         }
     }
     if status.runtime_limits > 0 {
@@ -117,7 +125,9 @@ fn backends(backends: &[BackendHealth]) -> String {
 
 /// As a table, if it leaves the status one screen.
 fn workers(loads: &[WorkerLoad]) -> String {
-    if loads.len() > WORKERS_SHOWN {
+    // The map of queues is there to be read.
+    let is_mapped = loads.iter().any(|load| !load.queue.is_empty());
+    if loads.len() > WORKERS_SHOWN && !is_mapped {
         let connections = || loads.iter().map(|load| load.connections);
         let (least, most) = (connections().min(), connections().max());
         return format!(
@@ -126,11 +136,13 @@ fn workers(loads: &[WorkerLoad]) -> String {
             most.unwrap_or(0)
         );
     }
-    let mut table = Table::new(["WORKER", "CPU", "ACCEPTED", "CONNECTIONS"]);
+    let mut table = Table::new(["WORKER", "CPU", "QUEUE", "IRQ", "ACCEPTED", "CONNECTIONS"]);
     for load in loads {
         table.row([
             load.worker.to_string(),
             load.cpu.map_or("-".to_owned(), |cpu| cpu.to_string()),
+            numbers(&load.queue),
+            numbers(&load.irq),
             load.accepted.to_string(),
             load.connections.to_string(),
         ]);
@@ -139,6 +151,14 @@ fn workers(loads: &[WorkerLoad]) -> String {
         return String::new();
     }
     format!("\n{}", table.render())
+}
+
+fn numbers(numbers: &[u32]) -> String {
+    if numbers.is_empty() {
+        return "-".to_owned();
+    }
+    let numbers: Vec<String> = numbers.iter().map(u32::to_string).collect();
+    numbers.join(",")
 }
 
 fn state(status: &Status) -> String {

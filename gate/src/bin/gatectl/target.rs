@@ -136,7 +136,21 @@ impl Target {
             .map(serde_json::to_string)
             .transpose()
             .map_err(Failure::new)?;
-        match client::ask(&self.control, Method::POST, path, body, LONG_PATIENCE) {
+        self.only_gate(Method::POST, path, body)
+    }
+
+    /// Reads something that only the running gate knows.
+    pub fn ask_gate<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
+        self.only_gate(Method::GET, path, None)
+    }
+
+    fn only_gate<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<String>,
+    ) -> Result<T, Failure> {
+        match client::ask(&self.control, method, path, body, LONG_PATIENCE) {
             Ok(answer) => decode(&checked(answer)?.body),
             Err(silence) => {
                 self.maps(&silence)?;

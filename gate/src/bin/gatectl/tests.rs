@@ -6,7 +6,10 @@ use std::sync::Arc;
 
 use clap::CommandFactory;
 use gate::config::{Config, ConfigSource};
-use gate::control::api::{AddressHealth, Draining, LimitChange, LimitEntry, Reloaded, Status};
+use gate::control::api::{
+    AcceptQueue, AddressHealth, Draining, Latencies, LimitChange, LimitEntry, Reloaded, Session,
+    Sessions, Status,
+};
 use gate::control::{self, Control};
 use gate::ledger::Ledger;
 use gate::state::{KernelState, State};
@@ -19,7 +22,7 @@ fn the_command_line_is_sound() {
 
 #[test]
 fn usage_errors_are_found_before_anything_is_asked() {
-    let accepted: [&[&str]; 10] = [
+    let accepted: [&[&str]; 14] = [
         &["status", "--json"],
         &["--instance", "pg-main", "connections"],
         &["limits", "list"],
@@ -30,11 +33,15 @@ fn usage_errors_are_found_before_anything_is_asked() {
         &["limits", "set", "ceiling", "auto"],
         &["limits", "unset", "user", "app"],
         &["limits", "unset", "ceiling"],
+        &["sessions"],
+        &["sessions", "--user", "caf\\xe9", "--state", "half_closed"],
+        &["sessions", "--source", "::1", "--limit", "5", "--json"],
+        &["latency", "--worker", "1", "--hgrm", "loop"],
     ];
     for line in accepted {
         assert!(parse(line).is_ok(), "{line:?}");
     }
-    let refused: [&[&str]; 9] = [
+    let refused: [&[&str]; 14] = [
         &[],
         &["limits", "set", "user", "app"],
         &["limits", "set", "user", "app", "4294967296"],
@@ -44,6 +51,11 @@ fn usage_errors_are_found_before_anything_is_asked() {
         &["limits", "set", "user", "", "1"],
         &["limits", "set", "surprise", "1"],
         &["--instance", "A.b", "status"],
+        &["sessions", "--user", ""],
+        &["sessions", "--state", "surprised"],
+        &["sessions", "--source", "10.0.0.1:5"],
+        &["sessions", "--limit", "-1"],
+        &["latency", "--hgrm", "surprise"],
     ];
     for line in refused {
         let error = parse(line).err().unwrap_or_else(|| panic!("{line:?}"));
@@ -58,6 +70,7 @@ fn parse(line: &[&str]) -> Result<Line, clap::Error> {
 /// A gate without workers and without a kernel plane.
 struct Gate {
     control: Option<Control>,
+    stats: Arc<Stats>,
     directory: tempfile::TempDir,
 }
 
@@ -69,19 +82,20 @@ impl Gate {
         let config = Config::from_toml(&text).expect("valid");
         let ledger = Ledger::local();
         ledger.apply_config(&config).expect("limits");
-        let stats = vec![Arc::new(Stats::new(0, 1))];
+        let stats = Arc::new(Stats::new(0, 1));
         let kernel = KernelState::Inactive("no bpffs; mount it".to_owned());
         let state = State::new(
             Arc::new(config),
             Arc::new(ledger),
             Vec::new(),
-            stats,
+            vec![Arc::clone(&stats)],
             kernel,
             Vec::new(),
         );
         let control = control::start(Arc::new(state), ConfigSource::default(), None);
         Self {
             control: Some(control.expect("started")),
+            stats,
             directory,
         }
     }
@@ -153,7 +167,7 @@ fn the_status_is_one_screen() {
     );
     assert!(text.contains("sessions        0 of 5000\n"), "{text}");
     assert!(
-        text.contains("WORKER  CPU  ACCEPTED  CONNECTIONS\n     0    -         0            0\n"),
+        text.contains("WORKER  CPU  QUEUE  IRQ  ACCEPTED  CONNECTIONS\n     0    -      -    -         0            0\n"),
         "{text}"
     );
     assert!(text.lines().count() < 24, "{text}");
@@ -170,6 +184,114 @@ fn waiters_are_shown_once_there_were_some() {
     let text = status::text(&status);
     let line = "waiting         3 now; before: admitted 7, left 1\n";
     assert!(text.contains(line), "{text}");
+}
+
+#[test]
+fn latencies_are_a_table_and_percentiles() {
+    let gate = Gate::start();
+    for millis in 1..=100 {
+        let took = std::time::Duration::from_millis(millis);
+        gate.stats.admission_took(took);
+    }
+    let target = gate.target();
+    let read: Latencies = target.ask_gate("/latency?cells=true").expect("read");
+    let text = latency::text(&read);
+    let line = text.lines().find(|line| line.starts_with("admission"));
+    let words: Vec<&str> = line.expect("a line").split_whitespace().collect();
+    assert_eq!(words[..2], ["admission", "100"]);
+    assert!(
+        words[2].starts_with("50") && words[2].ends_with("ms"),
+        "{text}"
+    );
+    assert!(
+        words[6].starts_with("100") && words[6].ends_with("ms"),
+        "{text}"
+    );
+    let line = text.lines().find(|line| line.starts_with("ready"));
+    assert_eq!(
+        line.map(|line| line.split_whitespace().nth(2)),
+        Some(Some("-"))
+    );
+    let text = latency::percentiles(&read.latencies[0]).expect("sound");
+    assert!(text.contains("Total count    =          100]"), "{text}");
+    let last = text.lines().rfind(|line| !line.starts_with('#'));
+    assert!(
+        last.expect("lines").contains(" 1.000000000000        100"),
+        "{text}"
+    );
+    let failure = target
+        .ask_gate::<Latencies>("/latency?worker=1")
+        .expect_err("one worker");
+    assert!(
+        failure.message.contains("there is no worker 1"),
+        "{}",
+        failure.message
+    );
+}
+
+#[test]
+fn sessions_are_a_table_that_says_what_it_lacks() {
+    let session = Session {
+        id: 14,
+        user: Some("caf\\xe9".to_owned()),
+        database: None,
+        source: Some("10.0.0.1:5000".to_owned()),
+        backend: Some("default".to_owned()),
+        backend_address: Some("127.0.0.1:5432".to_owned()),
+        state: "active".to_owned(),
+        age_seconds: 3723.5,
+        idle_seconds: 1.25,
+        bytes_to_backend: 7,
+        bytes_to_client: 800,
+        worker: 0,
+    };
+    let mut sessions = Sessions {
+        sessions: vec![session],
+        found: 1,
+        unanswered: Vec::new(),
+    };
+    let text = sessions::text(&sessions);
+    let line = text.lines().nth(1).expect("a row");
+    let expected =
+        "14  caf\\xe9  -  10.0.0.1:5000  default 127.0.0.1:5432  active  1h 2m 3s  1.2s  7  800";
+    let words = |text: &str| {
+        text.split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(words(line), words(expected));
+    assert!(!text.contains("answer") && !text.contains(" of "), "{text}");
+    (sessions.found, sessions.unanswered) = (9, vec![3]);
+    let text = sessions::text(&sessions);
+    assert!(text.contains("the oldest 1 of 9\n"), "{text}");
+    assert!(text.contains("worker 3 did not answer"), "{text}");
+}
+
+#[test]
+fn the_map_of_queues_is_shown_however_many_workers_there_are() {
+    let gate = Gate::start();
+    let mut status: Status = gate.target().status().expect("read");
+    let process = status.process.as_mut().expect("it runs");
+    let mut load = process.worker_loads[0].clone();
+    process.worker_loads = (0..16)
+        .map(|worker| {
+            (load.worker, load.cpu) = (worker, Some(worker));
+            load.queue = vec![worker as u32, worker as u32 + 16];
+            load.irq = vec![24 + worker as u32, 40 + worker as u32];
+            load.clone()
+        })
+        .collect();
+    process.accept_queues = vec![AcceptQueue {
+        listener: "[::1]:6432".to_owned(),
+        length: 3,
+        limit: 65_536,
+    }];
+    let text = status::text(&status);
+    assert!(
+        text.contains("    15   15  15,31  39,55         0            0\n"),
+        "{text}"
+    );
+    assert!(text.contains("accept queue    3 of 65536 at [::1]:6432\n"));
 }
 
 #[test]

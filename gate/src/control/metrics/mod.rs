@@ -6,6 +6,7 @@
 //! their own; strangers with random names all fall under `other`.
 #![forbid(unsafe_code)]
 
+mod places;
 mod series;
 
 use std::fmt;
@@ -27,7 +28,7 @@ use crate::session::outcome::{
     CancelOutcome, CloseReason, ConnectFailure, Reason, StartupFailure, WaitOutcome,
 };
 use crate::state::{KernelState, State};
-use crate::stats::{ACCEPT_ERRORS, Direction, HistogramSnapshot, Stats};
+use crate::stats::{ACCEPT_ERRORS, Direction, Latency, Stats};
 use series::{Labels, OTHER, Series, gauge_value, labels, limit_value};
 
 /// Content type of the text.
@@ -71,6 +72,8 @@ impl Collector for Gate {
         self.backends(&mut out)?;
         self.durations(&mut out)?;
         self.workers(&mut out)?;
+        self.placement(&mut out)?;
+        self.accept_queues(&mut out)?;
         self.process(&mut out)
     }
 }
@@ -353,16 +356,28 @@ impl Gate {
     }
 
     fn durations(&self, out: &mut Series<'_, '_>) -> fmt::Result {
-        out.histogram(
-            "gate_admission_duration",
-            "From a complete startup packet to the decision",
-            self.histogram(Stats::admission),
-        )?;
-        out.histogram(
-            "gate_backend_connect_duration",
-            "From the dial to the backend's accept",
-            self.histogram(Stats::backend_connect),
-        )
+        for latency in Latency::ALL {
+            let (name, help) = match latency {
+                Latency::Admission => (
+                    "gate_admission_duration",
+                    "From a complete startup packet to the decision",
+                ),
+                Latency::BackendConnect => (
+                    "gate_backend_connect_duration",
+                    "From the dial to the backend's accept",
+                ),
+                Latency::Ready => (
+                    "gate_ready_duration",
+                    "From accept to the backend's ReadyForQuery",
+                ),
+                Latency::Round => (
+                    "gate_loop_duration",
+                    "One round of a worker's loop, from its wake-up to its next wait",
+                ),
+            };
+            out.histogram(name, help, &self.state.latency(latency, None))?;
+        }
+        Ok(())
     }
 
     fn workers(&self, out: &mut Series<'_, '_>) -> fmt::Result {
@@ -414,13 +429,5 @@ impl Gate {
 
     fn sum(&self, count: impl Fn(&Stats) -> u64) -> u64 {
         self.state.stats.iter().map(|stats| count(stats)).sum()
-    }
-
-    fn histogram(&self, of: impl Fn(&Stats) -> HistogramSnapshot) -> HistogramSnapshot {
-        let mut all = HistogramSnapshot::default();
-        for stats in &self.state.stats {
-            all.add(&of(stats));
-        }
-        all
     }
 }

@@ -12,10 +12,14 @@ use prometheus_client::registry::Unit;
 
 use crate::config::name;
 use crate::ledger::{LimitRow, LimitSource};
-use crate::stats::{HISTOGRAM_BUCKETS, HistogramSnapshot};
+use crate::stats::Distribution;
 
 /// Label of all users, or databases, without a limit of their own.
 pub(super) const OTHER: &str = "other";
+
+/// Buckets of a histogram that have an upper bound: 1 us, 2 us, 4 us ... 8.4 s.
+/// One more has none.
+const BUCKETS: u32 = 24;
 
 /// Label names and values of one series.
 pub(super) type Labels = Vec<(&'static str, String)>;
@@ -92,20 +96,23 @@ impl Series<'_, '_> {
     }
 
     /// `name` without its unit `seconds`, which is added.
-    pub fn histogram(&mut self, name: &str, help: &str, all: HistogramSnapshot) -> fmt::Result {
-        let buckets: Vec<(f64, u64)> = (0..=HISTOGRAM_BUCKETS)
+    pub fn histogram(&mut self, name: &str, help: &str, all: &Distribution) -> fmt::Result {
+        let mut below = 0;
+        let mut buckets: Vec<(f64, u64)> = (0..BUCKETS)
             .map(|bucket| {
-                (
-                    HistogramSnapshot::bound_seconds(bucket),
-                    all.buckets[bucket],
-                )
+                let micros = 1_u64 << bucket;
+                let up_to = all.up_to(micros * 1000);
+                let within = up_to - std::mem::replace(&mut below, up_to);
+                (micros as f64 / 1e6, within)
             })
             .collect();
+        let count = all.count();
+        buckets.push((f64::INFINITY, count - below));
         let unit = Unit::Seconds;
         let mut metric =
             self.encoder
                 .encode_descriptor(name, help, Some(&unit), MetricType::Histogram)?;
-        metric.encode_histogram::<Labels>(all.sum_ns as f64 / 1e9, all.count(), &buckets, None)
+        metric.encode_histogram::<Labels>(all.sum_ns() as f64 / 1e9, count, &buckets, None)
     }
 
     /// Use and limit of each user, or database, with a limit of its own, and

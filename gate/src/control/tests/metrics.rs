@@ -159,6 +159,8 @@ fn every_count_shows_where_the_interface_says() {
         worker.connect_failed(0, ConnectFailure::Refused);
         worker.admission_took(Duration::from_micros(3));
         worker.backend_connect_took(Duration::from_secs(60));
+        worker.ready_took(Duration::from_millis(2));
+        worker.round_took(Duration::from_nanos(900));
     }
     let now = std::time::Instant::now();
     gate.state.backends.connected(0, 0, now);
@@ -239,6 +241,11 @@ fn every_count_shows_where_the_interface_says() {
             r#"gate_backend_connect_duration_seconds_bucket{le="+Inf"}"#,
             2.0,
         ),
+        ("gate_ready_duration_seconds_count", 2.0),
+        (r#"gate_ready_duration_seconds_bucket{le="0.001024"}"#, 0.0),
+        (r#"gate_ready_duration_seconds_bucket{le="0.002048"}"#, 2.0),
+        (r#"gate_loop_duration_seconds_bucket{le="0.000001"}"#, 2.0),
+        (r#"gate_loop_duration_seconds_bucket{le="+Inf"}"#, 2.0),
         (
             r#"gate_sessions_closed_total{reason="backend_reset",fault="backend"}"#,
             2.0,

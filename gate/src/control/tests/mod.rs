@@ -2,6 +2,7 @@
 
 mod metrics;
 mod server;
+mod sessions;
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

@@ -205,8 +205,8 @@ fn limits_are_set_through_the_control_socket() {
     assert_eq!(
         status["process"]["worker_loads"],
         json!([
-            {"worker": 0, "cpu": null, "accepted": 0, "connections": 0},
-            {"worker": 1, "cpu": 3, "accepted": 1, "connections": 1},
+            {"worker": 0, "cpu": null, "queue": [], "irq": [], "accepted": 0, "connections": 0},
+            {"worker": 1, "cpu": 3, "queue": [], "irq": [], "accepted": 1, "connections": 1},
         ])
     );
     let (status, failure) = server.post("/limits/set", &json!({"key": "user", "value": "1"}));
