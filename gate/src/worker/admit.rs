@@ -126,6 +126,10 @@ impl<M: Machine> Worker<M> {
     pub(super) fn end_wait(&mut self, id: u32) {
         if std::mem::take(&mut self.connections[id as usize].waits) {
             self.waiters -= 1;
+            if self.waiters == 0 {
+                // A look that nobody waits for would never be taken.
+                self.look_at = None;
+            }
             self.state.end_wait(self.ticket(id));
         }
     }
