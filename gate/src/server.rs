@@ -150,9 +150,9 @@ impl Listeners {
     fn into_per_worker(self) -> Vec<Vec<Listening>> {
         let workers = self.sockets.first().map_or(0, Vec::len);
         let mut per_worker: Vec<Vec<Listening>> = (0..workers).map(|_| Vec::new()).collect();
-        for (info, row) in self.infos.iter().zip(self.sockets) {
+        for (place, (info, row)) in self.infos.iter().zip(self.sockets).enumerate() {
             for (listening, socket) in per_worker.iter_mut().zip(row) {
-                listening.push(Listening::new(socket, info.index));
+                listening.push(Listening::new(socket, place, info.index));
             }
         }
         per_worker

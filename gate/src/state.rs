@@ -1,7 +1,7 @@
 //! What workers and control plane share.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::config::Config;
@@ -67,6 +67,9 @@ pub struct State {
     /// Descriptors this process may hold.
     pub fds_max: u64,
     phase: AtomicU8,
+    /// Beside the phase, not one of its steps: a gate that has left is drained
+    /// and stopped like any other.
+    left: AtomicBool,
 }
 
 impl State {
@@ -92,6 +95,7 @@ impl State {
             session_fds_max: u64::MAX,
             fds_max: u64::MAX,
             phase: AtomicU8::new(Phase::Starting as u8),
+            left: AtomicBool::new(false),
         }
     }
 
@@ -151,6 +155,19 @@ impl State {
     pub fn advance(&self, phase: Phase) {
         self.phase.fetch_max(phase as u8, Ordering::AcqRel);
         self.wake_workers();
+    }
+
+    /// Another gate has the listening sockets: the workers stop accepting and end
+    /// with their last connection.
+    pub fn leave(&self) {
+        self.left.store(true, Ordering::Release);
+        self.wake_workers();
+    }
+
+    /// Whether [`State::leave`] was called.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        self.left.load(Ordering::Acquire)
     }
 
     fn wake_workers(&self) {

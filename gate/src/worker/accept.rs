@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use socket2::Socket;
 
 use super::connection::{Connection, Side};
-use super::{Worker, actions};
+use super::{Listening, Worker, actions};
 use crate::host::{FDS_PER_SESSION, POLITE_RESERVE};
 use crate::ledger::Standing;
 use crate::ring::{Key, Kind};
@@ -21,6 +21,10 @@ use crate::state::Phase;
 
 /// How long accepting rests when descriptors ran out.
 const RETRY: Duration = Duration::from_millis(50);
+
+/// How many connections a leaving worker takes from one queue at most: as many
+/// as fit in it.
+const LAST_ACCEPTS_MAX: usize = 4096;
 
 /// What an error of accept means for the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +41,9 @@ impl Worker {
     /// Arms every listener that is not.
     pub(super) fn arm_listeners(&mut self) -> io::Result<()> {
         self.accept_retry = None;
+        if self.leaving {
+            return Ok(());
+        }
         if self.spare.is_none() && !self.spare_lent {
             self.spare = File::open("/dev/null").ok();
         }
@@ -48,6 +55,53 @@ impl Worker {
             }
         }
         Ok(())
+    }
+
+    /// Ends accepting: another gate has the same sockets. [`Worker::close_listeners`]
+    /// does the rest once the last completions have come.
+    pub(super) fn leave(&mut self) -> io::Result<()> {
+        if std::mem::replace(&mut self.leaving, true) {
+            return Ok(());
+        }
+        self.accept_retry = None;
+        for (index, listening) in self.listeners.iter().enumerate() {
+            if !listening.paused {
+                self.ring.cancel(Key::new(Kind::Accept, index as u32, 0))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether nothing can be accepted any more.
+    pub(super) fn has_left(&self) -> bool {
+        self.leaving && self.listeners.is_empty()
+    }
+
+    /// Closes the listening sockets of a leaving worker when no accept is armed.
+    pub(super) fn close_listeners(&mut self, now: Instant) {
+        if self.listeners.iter().any(|listening| !listening.paused) {
+            return;
+        }
+        // The kernel wakes one of all who wait at a socket. It may have been
+        // ours, just before the cancel: what it was woken for would stay in the
+        // queue until the next client wakes the other gate.
+        let takes = if self.phase < Phase::Stopping {
+            LAST_ACCEPTS_MAX
+        } else {
+            0
+        };
+        for index in 0..self.listeners.len() {
+            for _ in 0..takes {
+                let Ok((socket, _)) = self.listeners[index].socket.accept() else {
+                    break;
+                };
+                if socket.set_nonblocking(true).is_ok() {
+                    self.on_accepted(index, socket.into(), now);
+                }
+            }
+        }
+        // Never shutdown(2): the queue is the other gate's too.
+        self.listeners.clear();
     }
 
     pub(super) fn on_accepted(&mut self, listener: usize, socket: OwnedFd, now: Instant) {
@@ -62,7 +116,8 @@ impl Worker {
         if !budgeted {
             self.ran_out("the descriptors for sessions");
             if self.on_reserve >= self.reserve() {
-                self.stats.rejected(listener, Reason::Descriptors);
+                let place = self.listeners[listener].place;
+                self.stats.rejected(place, Reason::Descriptors);
                 return actions::reset(&Socket::from(socket));
             }
         }
@@ -77,6 +132,9 @@ impl Worker {
         now: Instant,
     ) -> io::Result<()> {
         self.listeners[listener].paused = true;
+        if self.leaving {
+            return Ok(());
+        }
         let errno = error.raw_os_error().unwrap_or(0);
         self.stats.accept_failed(errno);
         match after(errno) {
@@ -125,7 +183,7 @@ impl Worker {
             return;
         }
         let source = source(&socket);
-        let index = self.listeners[listener].index;
+        let Listening { place, index, .. } = self.listeners[listener];
         let (entry, standing) = self.state.ledger.accepted(socket.as_fd(), index);
         let doomed = match standing {
             Standing::Over => Some(Reason::OverCeiling),
@@ -134,7 +192,7 @@ impl Worker {
             Standing::Counted => None,
         };
         let session = Session::new(self.deadlines, doomed);
-        let mut connection = Connection::new(session, listener, source, now);
+        let mut connection = Connection::new(session, place, source, now);
         connection.entry = Some(entry);
         connection.client = Some(Side::new(socket));
         connection.fds = if budgeted { FDS_PER_SESSION } else { 0 };

@@ -51,6 +51,8 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 pub struct Listening {
     /// Bound and listening, non-blocking.
     pub socket: Socket,
+    /// Place of its listener in the configuration.
+    pub place: usize,
     /// Index of its words in the ledger.
     pub index: u32,
     /// Accepting ended and is to be armed again.
@@ -60,9 +62,10 @@ pub struct Listening {
 impl Listening {
     /// A listener that is not armed yet.
     #[must_use]
-    pub fn new(socket: Socket, index: u32) -> Self {
+    pub fn new(socket: Socket, place: usize, index: u32) -> Self {
         Self {
             socket,
+            place,
             index,
             paused: true,
         }
@@ -78,7 +81,10 @@ pub struct Worker {
     deadlines: Deadlines,
     phase: Phase,
     ring: Ring,
+    /// Several of one listener if a gate with more workers was taken over.
     listeners: Vec<Listening>,
+    /// Accepts no more, and ends with the last connection.
+    leaving: bool,
     connections: Slab<Connection>,
     generation: u32,
     timers: Timers,
@@ -105,8 +111,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker for `listeners`, in the order of the configuration. Call it on
-    /// the thread that will run it: the ring belongs to that thread.
+    /// A worker for `listeners`. Call it on the thread that will run it: the
+    /// ring belongs to that thread.
     ///
     /// # Errors
     /// No ring or no descriptor is to be had.
@@ -120,6 +126,7 @@ impl Worker {
             phase: Phase::Starting,
             ring: Ring::new()?,
             listeners,
+            leaving: false,
             connections: Slab::new(),
             generation: 0,
             timers: Timers::default(),
@@ -140,7 +147,8 @@ impl Worker {
         })
     }
 
-    /// Serves until the state says to stop and every connection is closed.
+    /// Serves until the state says to stop or to leave and every connection is
+    /// closed.
     ///
     /// # Errors
     /// The ring failed, or a listener can never accept again.
@@ -148,7 +156,7 @@ impl Worker {
         let waker = Key::new(Kind::Waker, 0, 0);
         self.ring
             .poll(self.state.wakers[self.id].as_fd(), ready::READ, waker)?;
-        self.refresh(Instant::now());
+        self.refresh(Instant::now())?;
         self.arm_listeners()?;
         let mut completions = Vec::new();
         loop {
@@ -173,7 +181,11 @@ impl Worker {
                 self.redial(now);
             }
             self.close_finished();
-            if self.phase == Phase::Stopping && self.connections.is_empty() {
+            if self.leaving {
+                self.close_listeners(now);
+            }
+            let ends = self.phase == Phase::Stopping || self.has_left();
+            if ends && self.connections.is_empty() {
                 return Ok(());
             }
         }
@@ -214,8 +226,7 @@ impl Worker {
                     let waker = self.state.wakers[self.id].as_fd();
                     self.ring.poll(waker, ready::READ, key)?;
                 }
-                self.refresh(now);
-                Ok(())
+                self.refresh(now)
             }
             Event::Ready(bits) => self.on_poll(key, bits, !more, now),
             Event::PollEnded => self.on_poll(key, 0, true, now),
@@ -317,12 +328,15 @@ impl Worker {
     }
 
     /// Sees what the control plane changed.
-    fn refresh(&mut self, now: Instant) {
+    fn refresh(&mut self, now: Instant) -> io::Result<()> {
         self.config = self.state.config();
         self.deadlines = deadlines(&self.config);
+        if self.state.has_left() {
+            self.leave()?;
+        }
         let phase = self.state.phase();
         if phase == self.phase {
-            return;
+            return Ok(());
         }
         self.phase = phase;
         let ids: Vec<u32> = self.connections.iter().map(|(id, _)| id as u32).collect();
@@ -333,6 +347,7 @@ impl Worker {
                 Phase::Starting | Phase::Serving => {}
             }
         }
+        Ok(())
     }
 
     /// Closes what has no operation in flight: the backend before the client,
