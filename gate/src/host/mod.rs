@@ -1,7 +1,10 @@
-//! What gate asks of the machine: wake-ups, locks, descriptors, CPUs.
+//! What gate asks of the machine: wake-ups, locks, descriptors, CPUs, messages
+//! to another gate.
 
 mod fds;
 mod lock;
+pub mod mail;
+mod socket_file;
 mod waker;
 
 pub use fds::{
@@ -9,4 +12,5 @@ pub use fds::{
     raise_fd_limit,
 };
 pub use lock::{InstanceLock, InstanceLockError, PinsLock, try_lock};
+pub use socket_file::SocketFile;
 pub use waker::Waker;
