@@ -1,37 +1,28 @@
-//! One gate from its start to its end: host, kernel plane, ledger, listeners,
-//! workers, control plane, in this order.
+//! One gate from its start to its end: host, a predecessor if there is one,
+//! kernel plane, ledger, listeners, control plane, workers, in this order.
 
 use std::io;
-use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use gate_common::abi::slot;
-use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::config::{Config, ConfigSource, KernelMode, Pin};
 use crate::control::{self, ControlError, log};
-use crate::host::{
-    self, FDS_PER_SESSION, FdBudget, InstanceLock, InstanceLockError, PinsLock, Waker,
-};
+use crate::host::{self, FDS_PER_SESSION, FdBudget, InstanceLockError, Waker};
 use crate::kernel::{KernelError, Plane, PlaneOptions};
 use crate::ledger::{Ledger, NamesError};
+use crate::listeners::Listeners;
 use crate::ring::{Ring, RingError};
-use crate::state::{KernelState, ListenerInfo, Phase, State};
+use crate::state::{KernelState, Phase, State};
 use crate::stats::Stats;
+use crate::succession::{Running, Testament, control_sockets, lock_pins, succeed};
+use crate::takeover::{Predecessor, TakeoverError};
 use crate::worker::{Listening, Worker};
 
-/// Connections the kernel completes before they are accepted; cut by
-/// net.core.somaxconn.
-const BACKLOG: i32 = 4096;
-/// How long an address may stay busy after an earlier gate: the kernel tears a
-/// killed process's rings down a little later than the process.
-const BIND_PATIENCE: Duration = Duration::from_secs(2);
 /// Descriptors that a worker opens once it runs: its ring, its spare.
 const FDS_PER_WORKER: u64 = 4;
 
@@ -80,54 +71,92 @@ impl From<ControlError> for RunError {
     }
 }
 
-/// Runs a gate until it has drained or is told to end.
+impl From<TakeoverError> for RunError {
+    fn from(error: TakeoverError) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+/// How a gate begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// Alone: another gate of the same instance is an error.
+    Fresh,
+    /// In the place of the running gate, if there is one.
+    TakeOver,
+}
+
+/// Runs a gate until it has drained, is told to end, or has handed over and
+/// lost its last session.
 ///
 /// # Errors
 /// See [`RunError`]. Sockets, lock and control socket are gone then; pinned
 /// maps and links stay, as after every end.
-pub fn run(config: Config, source: ConfigSource) -> Result<(), RunError> {
+pub fn run(config: Config, source: ConfigSource, start: Start) -> Result<(), RunError> {
     log::init(config.log_format);
     let config = Arc::new(config);
     let fd_limit = host::raise_fd_limit().context("the limit on descriptors cannot be raised")?;
     drop(Ring::new()?);
-    let directory = config.control.parent().unwrap_or(Path::new("/"));
-    let _lock = InstanceLock::take(directory, &config.instance)?;
-    for listener in &config.listeners {
-        probe_bind(listener.address)?;
-    }
+    let (lock, mut predecessor) = succeed(&config, start)?;
+    Listeners::probe(&config, predecessor.as_ref())?;
 
-    let (mut plane, kernel) = start_plane(&config)?;
+    let (mut plane, kernel) = start_plane(&config, predecessor.as_ref())?;
     let ledger = Arc::new(match &plane {
         Some(plane) => Ledger::kernel(plane.maps()),
         None => Ledger::local(),
     });
-    let _pins_lock = match &plane {
-        Some(plane) => Some(PinsLock::take(plane.maps().directory())?),
+    let pins_lock = match &plane {
+        Some(plane) => Some(lock_pins(plane, predecessor.as_mut())?),
         None => None,
     };
     ledger.apply_config(&config)?;
-    let listeners = bind_all(&config, plane.as_ref(), &ledger)?;
+    let listeners = Listeners::open(&config, plane.as_ref(), &ledger, predecessor.as_mut())?;
     let kernel_log = plane.as_mut().and_then(Plane::take_logger);
+    let (sockets, keeps_control) = control_sockets(&config, predecessor.as_mut())?;
+    let mut testament = Testament::new(&config, &listeners, &sockets, predecessor.as_mut())?;
+    testament.estate.kernel = plane.is_some();
 
     let state = Arc::new(make_state(&config, ledger, &listeners, kernel, fd_limit)?);
-    let control = control::start(Arc::clone(&state), source, kernel_log)?;
+    let control = control::start_on(sockets, Arc::clone(&state), source, kernel_log)?;
     let (failed, failures) = mpsc::channel();
+    let (started, starts) = mpsc::channel();
     let mut threads = Vec::new();
-    for (id, sockets) in listeners.into_per_worker().into_iter().enumerate() {
-        threads.push(spawn_worker(id, &state, sockets, failed.clone())?);
+    let per_worker = listeners.into_per_worker(config.workers.count);
+    for (id, sockets) in per_worker.into_iter().enumerate() {
+        let channels = (started.clone(), failed.clone());
+        threads.push(spawn_worker(id, &state, sockets, channels)?);
     }
-    drop(failed);
+    drop((started, failed));
+    // Nobody gives anything up for a gate whose workers cannot work.
+    let all_started = threads.iter().all(|_| starts.recv().is_ok());
 
     state.advance(Phase::Serving);
-    control.ready();
     let handle = control.handle();
-    let watch = std::thread::spawn(move || {
-        // Ends without a message when every worker has ended in order.
-        let failure = failures.recv().ok();
-        handle.stop();
-        failure
+    let watch = std::thread::spawn({
+        let handle = handle.clone();
+        move || {
+            // Ends without a message when every worker has ended in order.
+            let failure = failures.recv().ok();
+            handle.stop();
+            failure
+        }
     });
+    let mut began = Ok(());
+    if all_started {
+        let word = predecessor.map_or(Ok(()), |predecessor| predecessor.ready(keeps_control));
+        match word {
+            Ok(()) => {
+                control.ready();
+                testament.deposit(lock, pins_lock, Running(Arc::clone(&state), handle));
+            }
+            Err(error) => {
+                handle.stop();
+                began = Err(error.into());
+            }
+        }
+    }
     let end = control.wait();
+    testament.close(state.has_left());
     state.advance(Phase::Stopping);
     for thread in threads {
         let _ = thread.join();
@@ -135,33 +164,35 @@ pub fn run(config: Config, source: ConfigSource) -> Result<(), RunError> {
     match (watch.join(), end) {
         (Ok(Some(failure)), _) => Err(RunError::Failed(failure)),
         (_, Err(error)) => Err(error.into()),
-        _ => Ok(()),
+        _ => began,
     }
 }
 
-/// The listening sockets, by listener and by worker.
-struct Listeners {
-    infos: Vec<ListenerInfo>,
-    /// One row for each listener, one socket for each worker.
-    sockets: Vec<Vec<Socket>>,
-}
-
-impl Listeners {
-    fn into_per_worker(self) -> Vec<Vec<Listening>> {
-        let workers = self.sockets.first().map_or(0, Vec::len);
-        let mut per_worker: Vec<Vec<Listening>> = (0..workers).map(|_| Vec::new()).collect();
-        for (place, (info, row)) in self.infos.iter().zip(self.sockets).enumerate() {
-            for (listening, socket) in per_worker.iter_mut().zip(row) {
-                listening.push(Listening::new(socket, place, info.index));
-            }
+fn start_plane(
+    config: &Config,
+    predecessor: Option<&Predecessor>,
+) -> Result<(Option<Plane>, KernelState), RunError> {
+    let counted = predecessor.map(|predecessor| predecessor.kernel);
+    match (config.kernel, counted) {
+        (KernelMode::Off, Some(true)) => {
+            return Err(TakeoverError::Kernel("--kernel off".to_owned()).into());
         }
-        per_worker
-    }
-}
-
-fn start_plane(config: &Config) -> Result<(Option<Plane>, KernelState), RunError> {
-    if config.kernel == KernelMode::Off {
-        return Ok((None, KernelState::Off));
+        (KernelMode::Off, _) => return Ok((None, KernelState::Off)),
+        // What waits in the queues was never counted.
+        (KernelMode::Required, Some(false)) => {
+            return Err(TakeoverError::Refused(
+                "it has no kernel plane, and --kernel required cannot begin with connections \
+                 that the kernel did not count; stop it first"
+                    .to_owned(),
+            )
+            .into());
+        }
+        (KernelMode::Auto, Some(false)) => {
+            let reason = "the gate that was taken over has none; stop gate and start it anew";
+            tracing::warn!("kernel plane inactive: {reason}");
+            return Ok((None, KernelState::Inactive(reason.to_owned())));
+        }
+        _ => {}
     }
     let options = PlaneOptions {
         instance: config.instance.clone(),
@@ -174,6 +205,7 @@ fn start_plane(config: &Config) -> Result<(Option<Plane>, KernelState), RunError
         Err(error) if config.kernel == KernelMode::Required || !error.is_unavailable() => {
             Err(error.into())
         }
+        Err(error) if counted == Some(true) => Err(TakeoverError::Kernel(error.to_string()).into()),
         Err(error) => {
             tracing::warn!("kernel plane inactive: {error}");
             Ok((None, KernelState::Inactive(error.to_string())))
@@ -225,87 +257,12 @@ fn make_state(
     Ok(state)
 }
 
-/// Binds alone, without SO_REUSEPORT: another program of the same user could
-/// otherwise share the address without an error.
-fn probe_bind(address: SocketAddr) -> Result<(), RunError> {
-    let started = Instant::now();
-    loop {
-        let bound = new_socket(address).and_then(|socket| socket.bind(&address.into()));
-        match bound {
-            Ok(()) => return Ok(()),
-            Err(error)
-                if error.kind() == io::ErrorKind::AddrInUse
-                    && started.elapsed() < BIND_PATIENCE =>
-            {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            Err(error) => {
-                return Err(anyhow::anyhow!(
-                    "{address} cannot be listened on: {error}; stop the program that has it \
-                     (ss -ltnp), or choose another address with --listen"
-                )
-                .into());
-            }
-        }
-    }
-}
-
-fn bind_all(
-    config: &Config,
-    plane: Option<&Plane>,
-    ledger: &Ledger,
-) -> Result<Listeners, RunError> {
-    let mut listeners = Listeners {
-        infos: Vec::new(),
-        sockets: Vec::new(),
-    };
-    for listener in &config.listeners {
-        let index = ledger.listener_index(&listener.address.to_string())?;
-        let mut address = listener.address;
-        let mut row = Vec::new();
-        for _ in 0..config.workers.count {
-            let socket = listen(address, plane, index)?;
-            // Port 0: the first socket's port is everybody's.
-            let bound = socket.local_addr().context("a socket without an address")?;
-            address = bound.as_socket().unwrap_or(address);
-            row.push(socket);
-        }
-        if let (Some(plane), Some(first)) = (plane, row.first()) {
-            plane.steer(std::os::fd::AsFd::as_fd(first), index)?;
-        }
-        listeners.infos.push(ListenerInfo { address, index });
-        listeners.sockets.push(row);
-    }
-    Ok(listeners)
-}
-
-/// A socket of a listener's group, tagged before the first connection.
-fn listen(address: SocketAddr, plane: Option<&Plane>, index: u32) -> Result<Socket, RunError> {
-    let failed = || format!("{address} cannot be listened on");
-    let socket = new_socket(address).with_context(failed)?;
-    socket.set_reuse_port(true).with_context(failed)?;
-    // Accepted sockets inherit it.
-    socket.set_tcp_nodelay(true).with_context(failed)?;
-    socket.bind(&address.into()).with_context(failed)?;
-    if let Some(plane) = plane {
-        plane.tag_listener(std::os::fd::AsFd::as_fd(&socket), index)?;
-    }
-    socket.listen(BACKLOG).with_context(failed)?;
-    Ok(socket)
-}
-
-fn new_socket(address: SocketAddr) -> io::Result<Socket> {
-    let kind = Type::STREAM.nonblocking().cloexec();
-    let socket = Socket::new(Domain::for_address(address), kind, Some(Protocol::TCP))?;
-    socket.set_reuse_address(true)?;
-    Ok(socket)
-}
-
+/// A worker says once that it works, or why it does not, or no longer.
 fn spawn_worker(
     id: usize,
     state: &Arc<State>,
     sockets: Vec<Listening>,
-    failed: mpsc::Sender<anyhow::Error>,
+    (started, failed): (mpsc::Sender<()>, mpsc::Sender<anyhow::Error>),
 ) -> Result<JoinHandle<()>, RunError> {
     let state = Arc::clone(state);
     let cpu = match &state.config().workers.pin {
@@ -327,8 +284,10 @@ fn spawn_worker(
         // A gate with a worker less would look well and lose a part of its
         // clients: whatever ends one ends gate.
         let ended = std::panic::catch_unwind(AssertUnwindSafe(|| {
-            Worker::new(id, state, sockets)
-                .and_then(|worker| worker.run().context("the worker's ring failed"))
+            let worker = Worker::new(id, state, sockets)?;
+            let _ = started.send(());
+            drop(started);
+            worker.run().context("the worker's ring failed")
         }));
         let ended = ended.unwrap_or_else(|_| Err(anyhow::anyhow!("panicked, see above")));
         if let Err(error) = ended {

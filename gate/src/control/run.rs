@@ -50,7 +50,14 @@ pub(super) fn thread(
                     tokio_uring::spawn(follow(log));
                 }
                 let _ = started.send(Ok(()));
-                until_end(&shared, signals, served).await
+                let mut served = Some(served);
+                let end = until_end(&shared, signals, &mut served).await;
+                if let Some(served) = &mut served
+                    && *shared.open.borrow()
+                {
+                    served.file.own();
+                }
+                end
             }
             Err(error) => {
                 let _ = started.send(Err(error));
@@ -126,8 +133,7 @@ fn serve<L: http::Accept>(
     }
 }
 
-async fn until_end(shared: &Arc<Shared>, mut signals: Signals, served: Served) -> End {
-    let mut served = Some(served);
+async fn until_end(shared: &Arc<Shared>, mut signals: Signals, served: &mut Option<Served>) -> End {
     let mut watch = Watch::default();
     let mut drain: Option<Drain> = None;
     // A drain that was asked for otherwise is no first SIGTERM.

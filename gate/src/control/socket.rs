@@ -32,17 +32,21 @@ impl ControlSocket {
             });
         }
         let listener = UnixListener::bind(path).map_err(failed)?;
-        Self::inherit(path, listener)
+        let mut socket = Self::inherit(path, listener)?;
+        socket.file.own();
+        Ok(socket)
     }
 
-    /// Takes charge of a socket that listens at the path.
+    /// Shares a socket that listens at the path. Its file stays until it is this
+    /// gate's own.
     pub fn inherit(path: &Path, listener: UnixListener) -> Result<Self, ControlError> {
         let failed = |error| ControlError::Socket {
             path: path.to_owned(),
             error,
         };
         listener.set_nonblocking(true).map_err(failed)?;
-        let file = SocketFile::of(path).map_err(failed)?;
+        let mut file = SocketFile::of(path).map_err(failed)?;
+        file.keep();
         Ok(Self { listener, file })
     }
 }
@@ -80,10 +84,11 @@ mod tests {
 
         let mut left = ControlSocket::bind(&path).expect("bound");
         let listener = left.listener.try_clone().expect("a descriptor");
-        let heir = ControlSocket::inherit(&path, listener).expect("inherited");
+        let mut heir = ControlSocket::inherit(&path, listener).expect("inherited");
         left.file.keep();
         drop(left);
         UnixStream::connect(&path).expect("it still listens");
+        heir.file.own();
         drop(heir);
         assert!(!path.exists(), "the heir removes it");
     }

@@ -2,7 +2,7 @@
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Seek, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 /// Locks a file or directory. `None` if another holder has it; the lock ends
@@ -90,9 +90,9 @@ impl PinsLock {
     }
 }
 
-impl AsFd for PinsLock {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.directory.as_fd()
+impl From<PinsLock> for OwnedFd {
+    fn from(lock: PinsLock) -> Self {
+        lock.directory.into()
     }
 }
 
@@ -149,8 +149,8 @@ impl InstanceLock {
     }
 }
 
-impl AsFd for InstanceLock {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+impl From<InstanceLock> for OwnedFd {
+    fn from(lock: InstanceLock) -> Self {
+        lock.file.into()
     }
 }

@@ -29,9 +29,14 @@ impl SocketFile {
         })
     }
 
-    /// Leaves the file where it is: another gate listens at it.
+    /// Leaves the file where it is when this is dropped: it is another gate's.
     pub const fn keep(&mut self) {
         self.kept = true;
+    }
+
+    /// Removes the file after all when this is dropped.
+    pub const fn own(&mut self) {
+        self.kept = false;
     }
 
     /// Removes a file at which `connect` finds nobody, left by a dead gate.
