@@ -16,6 +16,7 @@
 //! | [`kernel`] | a cgroup, network namespace and pin directory for each kernel test |
 //! | [`clients`] | psql, pgbench and tokio-postgres with deadlines |
 
+pub mod arrivals;
 pub mod backend;
 pub mod binaries;
 pub mod clients;

@@ -15,6 +15,7 @@ mod refusal;
 mod relay;
 mod startup;
 mod statistics;
+mod upgrade;
 
 fn main() {
     let mut suite = Suite::default();
@@ -30,6 +31,7 @@ fn main() {
     pending::register(&mut suite);
     race::register(&mut suite);
     life::register(&mut suite);
+    upgrade::register(&mut suite);
     machine::register(&mut suite);
     suite.run();
 }
