@@ -1,7 +1,7 @@
 //! What workers and control plane share.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::config::Config;
@@ -70,6 +70,8 @@ pub struct State {
     /// Beside the phase, not one of its steps: a gate that has left is drained
     /// and stopped like any other.
     left: AtomicBool,
+    /// Workers that have listening sockets.
+    accepting: AtomicUsize,
 }
 
 impl State {
@@ -83,6 +85,7 @@ impl State {
         kernel: KernelState,
         wakers: Vec<Waker>,
     ) -> Self {
+        let accepting = wakers.len();
         Self {
             config: RwLock::new(config),
             ledger,
@@ -96,6 +99,7 @@ impl State {
             fds_max: u64::MAX,
             phase: AtomicU8::new(Phase::Starting as u8),
             left: AtomicBool::new(false),
+            accepting: AtomicUsize::new(accepting),
         }
     }
 
@@ -168,6 +172,17 @@ impl State {
     #[must_use]
     pub fn has_left(&self) -> bool {
         self.left.load(Ordering::Acquire)
+    }
+
+    /// A worker has closed its listening sockets after [`State::leave`].
+    pub fn worker_left(&self) {
+        self.accepting.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Workers that have not closed their listening sockets.
+    #[must_use]
+    pub fn accepting(&self) -> usize {
+        self.accepting.load(Ordering::Acquire)
     }
 
     fn wake_workers(&self) {

@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
@@ -14,6 +15,10 @@ use crate::listeners::Listeners;
 use crate::server::{RunError, Start};
 use crate::state::State;
 use crate::takeover::{self, Estate, Heir, Item, Owner, Predecessor, TakeoverError};
+
+/// For the workers to close their listening sockets. One that takes longer
+/// accepts a little longer, which loses nobody.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Takes the instance's name: from the running gate, or free.
 pub fn succeed(
@@ -193,6 +198,10 @@ impl Owner for Running {
         control::notify_systemd(sd_notify::NotifyState::MainPid(heir.pid));
         self.1.leave(heir.keeps_control);
         self.0.leave();
+        let asked = Instant::now();
+        while self.0.accepting() > 0 && asked.elapsed() < CLOSE_PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn stay(&self) {

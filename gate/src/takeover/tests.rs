@@ -116,6 +116,7 @@ fn nobody_to_ask_is_no_error_and_a_refusal_is() {
     let socket = mail::listen_at(&path).expect("bound");
     let other = std::thread::spawn(move || {
         let mailbox = Mailbox::accept(socket.as_fd()).expect("accepted");
+        Message::receive(&mailbox, SOON).expect("asked");
         let why = "not today".to_owned();
         Message::Refused { why }
             .send(&mailbox, &[], SOON)

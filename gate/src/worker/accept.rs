@@ -79,7 +79,8 @@ impl Worker {
 
     /// Closes the listening sockets of a leaving worker when no accept is armed.
     pub(super) fn close_listeners(&mut self, now: Instant) {
-        if self.listeners.iter().any(|listening| !listening.paused) {
+        let armed = self.listeners.iter().any(|listening| !listening.paused);
+        if armed || self.has_left() {
             return;
         }
         // The kernel wakes one of all who wait at a socket. It may have been
@@ -102,6 +103,7 @@ impl Worker {
         }
         // Never shutdown(2): the queue is the other gate's too.
         self.listeners.clear();
+        self.state.worker_left();
     }
 
     pub(super) fn on_accepted(&mut self, listener: usize, socket: OwnedFd, now: Instant) {
