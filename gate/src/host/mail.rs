@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::io::retry_on_intr;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -55,7 +56,8 @@ impl Mailbox {
     /// Nobody listens, or this user may not connect.
     pub fn connect(path: &Path) -> io::Result<Self> {
         let socket = new_socket()?;
-        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        let address = SocketAddrUnix::new(path)?;
+        retry_on_intr(|| connect(&socket, &address))?;
         Ok(Self { socket })
     }
 
@@ -64,7 +66,7 @@ impl Mailbox {
     /// # Errors
     /// No descriptor is left.
     pub fn accept(listener: BorrowedFd<'_>) -> io::Result<Self> {
-        let socket = accept_with(listener, SocketFlags::CLOEXEC)?;
+        let socket = retry_on_intr(|| accept_with(listener, SocketFlags::CLOEXEC))?;
         Ok(Self { socket })
     }
 
@@ -92,7 +94,7 @@ impl Mailbox {
         }
         sockopt::set_socket_timeout(&self.socket, Timeout::Send, Some(patience))?;
         let parts = [IoSlice::new(bytes)];
-        sendmsg(&self.socket, &parts, &mut ancillary, SendFlags::NOSIGNAL)?;
+        retry_on_intr(|| sendmsg(&self.socket, &parts, &mut ancillary, SendFlags::NOSIGNAL))?;
         Ok(())
     }
 
@@ -106,12 +108,15 @@ impl Mailbox {
         let mut bytes = vec![0; BYTES_MAX];
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_PER_MESSAGE))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut room);
-        let received = recvmsg(
-            &self.socket,
-            &mut [IoSliceMut::new(&mut bytes)],
-            &mut ancillary,
-            RecvFlags::CMSG_CLOEXEC,
-        )?;
+        // A ring that this thread has closed interrupts calls for a while.
+        let received = retry_on_intr(|| {
+            recvmsg(
+                &self.socket,
+                &mut [IoSliceMut::new(&mut bytes)],
+                &mut ancillary,
+                RecvFlags::CMSG_CLOEXEC,
+            )
+        })?;
         let mut fds = Vec::new();
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(passed) = message {
