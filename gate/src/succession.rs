@@ -181,7 +181,7 @@ fn open(path: &Path, inherited: Option<OwnedFd>) -> std::io::Result<(OwnedFd, So
         file.keep();
         return Ok((socket, file));
     }
-    if !SocketFile::remove_stale(path, |path| mail::Mailbox::connect(path))? {
+    if !SocketFile::remove_stale(path, mail::Mailbox::connect)? {
         return Err(std::io::ErrorKind::AddrInUse.into());
     }
     let socket = mail::listen_at(path)?;
