@@ -33,6 +33,8 @@ pub struct Plan {
     pub nofile: Option<u64>,
     /// Instance and control socket of another gate, which keeps its pins.
     pub twin_of: Option<(String, PathBuf)>,
+    /// NOTIFY_SOCKET: where systemd would listen.
+    pub notify: Option<PathBuf>,
 }
 
 impl Plan {
@@ -45,6 +47,7 @@ impl Plan {
             settings: settings.into(),
             nofile: None,
             twin_of: None,
+            notify: None,
         }
     }
 }
@@ -343,6 +346,9 @@ impl Gate {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+        if let Some(notify) = &self.plan.notify {
+            command.env("NOTIFY_SOCKET", notify);
+        }
         let processes = self.cgroup.as_ref().map(Cgroup::processes);
         let nofile = self.plan.nofile;
         // SAFETY: runs between fork and exec in a process with one thread. It

@@ -1,6 +1,7 @@
 //! A new gate takes over from the running one.
 
 use std::net::TcpListener;
+use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -27,6 +28,7 @@ pub fn register(suite: &mut Suite) {
         killed,
     );
     suite.both("a_gate_that_left_ends_at_sigterm", left_ends);
+    suite.local("an_upgrade_tells_systemd_the_main_process", systemd);
     suite.both("a_takeover_of_nobody_is_a_start", nobody);
     suite.kernel("a_takeover_from_kernel_to_memory_is_refused", to_memory);
     suite.local("a_takeover_from_memory_to_kernel_is_refused", to_kernel);
@@ -195,6 +197,37 @@ fn left_ends(stage: &Stage) -> Result<()> {
     assert_eq!(stays.value("still here")?, "still here");
     assert_eq!(gate.http("/readyz")?.0, 200);
     gate.gatectl(&["status"])?;
+    Ok(())
+}
+
+fn systemd(stage: &Stage) -> Result<()> {
+    let backend = FakeBackend::start(Script::Trusting)?;
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().join("notify");
+    let manager = UnixDatagram::bind(&path)?;
+    manager.set_read_timeout(Some(SOON))?;
+    let heard = || -> Result<String> {
+        let mut text = [0; 256];
+        let length = manager.recv(&mut text).context("nothing was told")?;
+        Ok(String::from_utf8_lossy(&text[..length]).trim().to_owned())
+    };
+    let mut plan = Plan::new(stage.plane, backend.address(), "");
+    plan.notify = Some(path);
+    let mut gate = Gate::start_plan(plan)?;
+    assert_eq!(heard()?, "READY=1");
+    let mut session = gate.open("app", "prod")?;
+    let mut old = gate.take_over(&[])?;
+    assert_eq!(heard()?, format!("MAINPID={}", gate.pid()?));
+    assert_eq!(heard()?, "READY=1");
+    // What becomes of the old one is not the unit's business any more.
+    old.signal(libc::SIGTERM)?;
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(session.value("still here")?, "still here");
+    session.close()?;
+    assert_eq!(old.wait_exit(SOON)?.code(), Some(0));
+    gate.signal(libc::SIGTERM)?;
+    assert_eq!(heard()?, "STOPPING=1");
+    assert_eq!(gate.wait_exit(SOON)?.code(), Some(0));
     Ok(())
 }
 
