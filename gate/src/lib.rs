@@ -10,6 +10,7 @@ pub mod control;
 pub mod host;
 pub mod kernel;
 pub mod ledger;
+mod listeners;
 pub mod placement;
 pub mod proto;
 pub mod ring;
@@ -18,7 +19,9 @@ pub mod session;
 pub mod sessions;
 pub mod state;
 pub mod stats;
+mod succession;
+pub mod takeover;
 pub mod waiting;
 pub mod worker;
 
-pub use server::{RunError, run};
+pub use server::{RunError, Start, run};

@@ -1,39 +1,35 @@
-//! One gate from its start to its end: host, kernel plane, ledger, listeners,
-//! workers, control plane, in this order.
+//! One gate from its start to its end: host, a predecessor if there is one,
+//! kernel plane, ledger, listeners, control plane, workers, in this order.
 
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::{AsFd as _, OwnedFd};
 use std::panic::AssertUnwindSafe;
-use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc;
+use std::sync::{Arc, RwLock};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use gate_common::abi::slot;
 use gate_common::limit::Limit;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::Socket;
 
 use crate::budget;
-use crate::config::{Config, ConfigError, ConfigSource, KernelMode, Pin, TcpOptions};
+use crate::config::{Config, ConfigError, ConfigSource, KernelMode};
 use crate::control::{self, ControlError, log};
-use crate::host::{self, FdBudget, InstanceLock, InstanceLockError, PinsLock, Waker};
-use crate::kernel::{Choice, Group, KernelError, Plane, PlaneOptions, WorkerLoads};
+use crate::host::{self, FdBudget, InstanceLockError, Waker};
+use crate::kernel::{KernelError, Plane, PlaneOptions};
 use crate::ledger::{Ledger, NamesError};
+use crate::listeners::Listeners;
 use crate::placement::{self, Place, PlacementError};
 use crate::ring::{Ring, RingError};
-use crate::state::{KernelState, ListenerInfo, Phase, State};
+use crate::state::{KernelState, Phase, State};
 use crate::stats::Stats;
+use crate::succession::{Running, Testament, control_sockets, lock_pins, succeed};
+use crate::takeover::{Predecessor, TakeoverError};
 use crate::worker::{Linux, Listening, Worker};
 
-/// Connections the kernel completes before they are accepted; cut by
-/// net.core.somaxconn.
-const BACKLOG: i32 = 4096;
-/// How long an address may stay busy after an earlier gate: the kernel tears a
-/// killed process's rings down a little later than the process.
-const BIND_PATIENCE: Duration = Duration::from_secs(2);
+/// Descriptors of a listener's socket: the worker's, one to look at its queue, and
+/// one to be handed over.
+const FDS_PER_LISTENER: u64 = 3;
 /// Descriptors of a worker beside its listeners: its waker, its ring, its spare,
 /// and two to spare.
 const FDS_PER_WORKER: u64 = 5;
@@ -92,25 +88,38 @@ impl From<ControlError> for RunError {
     }
 }
 
-/// Runs a gate until it has drained or is told to end.
+impl From<TakeoverError> for RunError {
+    fn from(error: TakeoverError) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+/// How a gate begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// Alone: another gate of the same instance is an error.
+    Fresh,
+    /// In the place of the running gate, if there is one.
+    TakeOver,
+}
+
+/// Runs a gate until it has drained, is told to end, or has handed over and
+/// lost its last session.
 ///
 /// # Errors
 /// See [`RunError`]. Sockets, lock and control socket are gone then; pinned
 /// maps and links stay, as after every end.
-pub fn run(config: Config, source: ConfigSource) -> Result<(), RunError> {
+pub fn run(config: Config, source: ConfigSource, start: Start) -> Result<(), RunError> {
     log::init(config.log_format);
     let fd_limit = host::raise_fd_limit().context("the limit on descriptors cannot be raised")?;
     drop(Ring::new()?);
     host::check_congestion_controls(&config).map_err(RunError::Host)?;
     let places = placement::places(&config.workers)?;
     placement::log(&config.workers.pin, &places);
-    let directory = config.control.parent().unwrap_or(Path::new("/"));
-    let _lock = InstanceLock::take(directory, &config.instance)?;
-    for listener in &config.listeners {
-        probe_bind(listener.address)?;
-    }
+    let (lock, mut predecessor) = succeed(&config, start)?;
+    Listeners::probe(&config, predecessor.as_ref())?;
 
-    let (mut plane, kernel) = start_plane(&config)?;
+    let (mut plane, kernel) = start_plane(&config, predecessor.as_ref())?;
     // Before anything of the configuration is in force.
     let fds = fd_budget(&config, places.len(), fd_limit)?;
     let config = Arc::new(fit(&config, &fds)?);
@@ -118,19 +127,29 @@ pub fn run(config: Config, source: ConfigSource) -> Result<(), RunError> {
         Some(plane) => Ledger::kernel(plane.maps()),
         None => Ledger::local(),
     });
-    let _pins_lock = match &plane {
-        Some(plane) => Some(PinsLock::take(plane.maps().directory())?),
+    let pins_lock = match &plane {
+        Some(plane) => Some(lock_pins(plane, predecessor.as_mut())?),
         None => None,
     };
     ledger.set_fd_cap(fds.sessions);
     ledger.apply_config(&config)?;
     warn_of_runtime_limit(&ledger, &fds);
-    let listeners = bind_all(&config, &places, plane.as_ref(), &ledger)?;
+    let listeners = Listeners::open(
+        &config,
+        &places,
+        plane.as_ref(),
+        &ledger,
+        predecessor.as_mut(),
+    )?;
+    let workers = places.len();
     let loads = match &plane {
-        Some(plane) => steer(&config, plane, &listeners)?,
+        Some(plane) => listeners.steer(&config, workers, plane)?,
         None => None,
     };
     let kernel_log = plane.as_mut().and_then(Plane::take_logger);
+    let (sockets, keeps_control) = control_sockets(&config, predecessor.as_mut())?;
+    let mut testament = Testament::new(&config, &listeners, &sockets, predecessor.as_mut())?;
+    testament.estate.kernel = plane.is_some();
 
     let state = make_state(&config, places, ledger, &listeners, kernel, fds)?;
     for (worker, stats) in state.stats.iter().enumerate() {
@@ -139,24 +158,46 @@ pub fn run(config: Config, source: ConfigSource) -> Result<(), RunError> {
         }
     }
     let state = Arc::new(state);
-    let control = control::start(Arc::clone(&state), source, kernel_log)?;
+    let control = control::start_on(sockets, Arc::clone(&state), source, kernel_log)?;
     let (failed, failures) = mpsc::channel();
+    let (started, starts) = mpsc::channel();
     let mut threads = Vec::new();
-    for (id, sockets) in listeners.into_per_worker().into_iter().enumerate() {
-        threads.push(spawn_worker(id, &state, sockets, failed.clone())?);
+    let per_worker = listeners.into_per_worker(workers);
+    for (id, sockets) in per_worker.into_iter().enumerate() {
+        let channels = (started.clone(), failed.clone());
+        threads.push(spawn_worker(id, &state, sockets, channels)?);
     }
-    drop(failed);
+    drop((started, failed));
+    // Nobody gives anything up for a gate whose workers cannot work.
+    let all_started = threads.iter().all(|_| starts.recv().is_ok());
 
     state.advance(Phase::Serving);
-    control.ready();
     let handle = control.handle();
-    let watch = std::thread::spawn(move || {
-        // Ends without a message when every worker has ended in order.
-        let failure = failures.recv().ok();
-        handle.stop();
-        failure
+    let watch = std::thread::spawn({
+        let handle = handle.clone();
+        move || {
+            // Ends without a message when every worker has ended in order.
+            let failure = failures.recv().ok();
+            handle.stop();
+            failure
+        }
     });
+    let mut began = Ok(());
+    if all_started {
+        let word = predecessor.map_or(Ok(()), |predecessor| predecessor.ready(keeps_control));
+        match word {
+            Ok(()) => {
+                control.ready();
+                testament.deposit(lock, pins_lock, Running(Arc::clone(&state), handle));
+            }
+            Err(error) => {
+                handle.stop();
+                began = Err(error.into());
+            }
+        }
+    }
     let end = control.wait();
+    testament.close(state.has_left());
     state.advance(Phase::Stopping);
     for thread in threads {
         let _ = thread.join();
@@ -164,64 +205,35 @@ pub fn run(config: Config, source: ConfigSource) -> Result<(), RunError> {
     match (watch.join(), end) {
         (Ok(Some(failure)), _) => Err(failure),
         (_, Err(error)) => Err(error.into()),
-        _ => Ok(()),
+        _ => began,
     }
 }
 
-/// The listening sockets, by listener and by worker.
-struct Listeners {
-    infos: Vec<ListenerInfo>,
-    /// One row for each listener, one socket for each worker.
-    sockets: Vec<Vec<Socket>>,
-}
-
-impl Listeners {
-    /// Second descriptors of all sockets.
-    fn again(&self) -> io::Result<Vec<Vec<OwnedFd>>> {
-        let again = |socket: &Socket| socket.as_fd().try_clone_to_owned();
-        self.sockets
-            .iter()
-            .map(|row| row.iter().map(again).collect())
-            .collect()
-    }
-
-    fn into_per_worker(self) -> Vec<Vec<Listening<Socket>>> {
-        let workers = self.sockets.first().map_or(0, Vec::len);
-        let mut per_worker: Vec<Vec<Listening<Socket>>> =
-            (0..workers).map(|_| Vec::new()).collect();
-        for (info, row) in self.infos.iter().zip(self.sockets) {
-            for (listening, socket) in per_worker.iter_mut().zip(row) {
-                listening.push(Listening::new(socket, info.index));
-            }
-        }
-        per_worker
-    }
-}
-
-/// Tells the kernel who chooses the worker of a new connection.
-fn steer(
+fn start_plane(
     config: &Config,
-    plane: &Plane,
-    listeners: &Listeners,
-) -> Result<Option<Arc<WorkerLoads>>, KernelError> {
-    // Only the CPU that a packet comes in at knows the worker of its queue.
-    let choice = match &config.workers.pin {
-        Pin::Nic(_) => Choice::Kernel,
-        Pin::None | Pin::Cpus | Pin::List(_) => Choice::LessLoaded,
-    };
-    let rows = listeners.infos.iter().zip(&listeners.sockets);
-    let groups: Vec<Group<'_>> = rows
-        .map(|(info, row)| Group {
-            listener: info.index,
-            sockets: row.iter().map(Socket::as_fd).collect(),
-        })
-        .collect();
-    plane.steer(&groups, choice)
-}
-
-fn start_plane(config: &Config) -> Result<(Option<Plane>, KernelState), RunError> {
-    if config.kernel == KernelMode::Off {
-        return Ok((None, KernelState::Off));
+    predecessor: Option<&Predecessor>,
+) -> Result<(Option<Plane>, KernelState), RunError> {
+    let counted = predecessor.map(|predecessor| predecessor.kernel);
+    match (config.kernel, counted) {
+        (KernelMode::Off, Some(true)) => {
+            return Err(TakeoverError::Kernel("--kernel off".to_owned()).into());
+        }
+        (KernelMode::Off, _) => return Ok((None, KernelState::Off)),
+        // What waits in the queues was never counted.
+        (KernelMode::Required, Some(false)) => {
+            return Err(TakeoverError::Refused(
+                "it has no kernel plane, and --kernel required cannot begin with connections \
+                 that the kernel did not count; stop it first"
+                    .to_owned(),
+            )
+            .into());
+        }
+        (KernelMode::Auto, Some(false)) => {
+            let reason = "the gate that was taken over has none; stop gate and start it anew";
+            tracing::warn!("kernel plane inactive: {reason}");
+            return Ok((None, KernelState::Inactive(reason.to_owned())));
+        }
+        _ => {}
     }
     let options = PlaneOptions {
         instance: config.instance.clone(),
@@ -234,6 +246,7 @@ fn start_plane(config: &Config) -> Result<(Option<Plane>, KernelState), RunError
         Err(error) if config.kernel == KernelMode::Required || !error.is_unavailable() => {
             Err(error.into())
         }
+        Err(error) if counted == Some(true) => Err(TakeoverError::Kernel(error.to_string()).into()),
         Err(error) => {
             tracing::warn!("kernel plane inactive: {error}");
             Ok((None, KernelState::Inactive(error.to_string())))
@@ -266,7 +279,7 @@ fn make_state(
         kernel,
         wakers,
     );
-    state.sockets = sockets;
+    state.sockets = RwLock::new(sockets);
     state.places = places;
     state.session_fds_max = fds.sessions;
     state.pipes_max = fds.pipes;
@@ -315,93 +328,12 @@ fn warn_of_runtime_limit(ledger: &Ledger, fds: &FdBudget) {
     }
 }
 
-/// Binds alone, without SO_REUSEPORT: another program of the same user could
-/// otherwise share the address without an error.
-fn probe_bind(address: SocketAddr) -> Result<(), RunError> {
-    let started = Instant::now();
-    loop {
-        let bound = new_socket(address).and_then(|socket| socket.bind(&address.into()));
-        match bound {
-            Ok(()) => return Ok(()),
-            Err(error)
-                if error.kind() == io::ErrorKind::AddrInUse
-                    && started.elapsed() < BIND_PATIENCE =>
-            {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            Err(error) => {
-                return Err(anyhow::anyhow!(
-                    "{address} cannot be listened on: {error}; stop the program that has it \
-                     (ss -ltnp), or choose another address with --listen"
-                )
-                .into());
-            }
-        }
-    }
-}
-
-fn bind_all(
-    config: &Config,
-    places: &[Place],
-    plane: Option<&Plane>,
-    ledger: &Ledger,
-) -> Result<Listeners, RunError> {
-    let mut listeners = Listeners {
-        infos: Vec::new(),
-        sockets: Vec::new(),
-    };
-    for listener in &config.listeners {
-        let index = ledger.listener_index(&listener.address.to_string())?;
-        let mut address = listener.address;
-        let mut row = Vec::new();
-        for place in places {
-            let socket = listen(address, &listener.tcp, plane, index)?;
-            if let (Pin::Nic(_), Some(cpu)) = (&config.workers.pin, place.cpu) {
-                host::prefer_incoming_cpu(socket.as_fd(), cpu)
-                    .context("SO_INCOMING_CPU is refused")?;
-            }
-            // Port 0: the first socket's port is everybody's.
-            let bound = socket.local_addr().context("a socket without an address")?;
-            address = bound.as_socket().unwrap_or(address);
-            row.push(socket);
-        }
-        listeners.infos.push(ListenerInfo { address, index });
-        listeners.sockets.push(row);
-    }
-    Ok(listeners)
-}
-
-/// A socket of a listener's group, tagged before the first connection.
-fn listen(
-    address: SocketAddr,
-    tcp: &TcpOptions,
-    plane: Option<&Plane>,
-    index: u32,
-) -> Result<Socket, RunError> {
-    let failed = || format!("{address} cannot be listened on");
-    let socket = new_socket(address).with_context(failed)?;
-    socket.set_reuse_port(true).with_context(failed)?;
-    host::set_client_options(&socket, tcp).with_context(failed)?;
-    socket.bind(&address.into()).with_context(failed)?;
-    if let Some(plane) = plane {
-        plane.tag_listener(socket.as_fd(), index)?;
-    }
-    socket.listen(BACKLOG).with_context(failed)?;
-    Ok(socket)
-}
-
-fn new_socket(address: SocketAddr) -> io::Result<Socket> {
-    let kind = Type::STREAM.nonblocking().cloexec();
-    let socket = Socket::new(Domain::for_address(address), kind, Some(Protocol::TCP))?;
-    socket.set_reuse_address(true)?;
-    Ok(socket)
-}
-
+/// A worker says once that it works, or why it does not, or no longer.
 fn spawn_worker(
     id: usize,
     state: &Arc<State>,
     sockets: Vec<Listening<Socket>>,
-    failed: mpsc::Sender<RunError>,
+    (started, failed): (mpsc::Sender<()>, mpsc::Sender<RunError>),
 ) -> Result<JoinHandle<()>, RunError> {
     let state = Arc::clone(state);
     let cpu = state.places.get(id).and_then(|place| place.cpu);
@@ -417,9 +349,10 @@ fn spawn_worker(
         // clients: whatever ends one ends gate.
         let ended = std::panic::catch_unwind(AssertUnwindSafe(|| {
             let machine = Linux::new(Arc::clone(&state), id)?;
-            Worker::new(id, state, sockets, machine)
-                .run()
-                .context("the worker's ring failed")
+            let worker = Worker::new(id, state, sockets, machine);
+            let _ = started.send(());
+            drop(started);
+            worker.run().context("the worker's ring failed")
         }));
         let ended = ended.unwrap_or_else(|_| Err(anyhow::anyhow!("panicked, see above")));
         if let Err(error) = ended {

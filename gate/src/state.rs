@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
@@ -61,7 +61,7 @@ pub struct State {
     /// In the order of the configuration.
     pub listeners: Vec<ListenerInfo>,
     /// The listening sockets of each, again: their queues are looked at here.
-    pub sockets: Vec<Vec<OwnedFd>>,
+    pub sockets: RwLock<Vec<Vec<OwnedFd>>>,
     /// One for each worker.
     pub stats: Vec<Arc<Stats>>,
     /// Where each worker is to run; shorter if that is not known.
@@ -86,6 +86,11 @@ pub struct State {
     /// Descriptors this process may hold.
     pub fds_max: u64,
     phase: AtomicU8,
+    /// Beside the phase, not one of its steps: a gate that has left is drained
+    /// and stopped like any other.
+    left: AtomicBool,
+    /// Workers that have listening sockets.
+    accepting: AtomicUsize,
 }
 
 impl State {
@@ -100,12 +105,13 @@ impl State {
         wakers: Vec<Waker>,
     ) -> Self {
         let inboxes = stats.iter().map(|_| Inbox::default()).collect();
+        let accepting = wakers.len();
         Self {
             backends: Backends::new(&config.backends, Instant::now()),
             config: RwLock::new(config),
             ledger,
             listeners,
-            sockets: Vec::new(),
+            sockets: RwLock::default(),
             stats,
             places: Vec::new(),
             kernel,
@@ -118,6 +124,8 @@ impl State {
             pipes_max: PIPES_MAX,
             fds_max: u64::MAX,
             phase: AtomicU8::new(Phase::Starting as u8),
+            left: AtomicBool::new(false),
+            accepting: AtomicUsize::new(accepting),
         }
     }
 
@@ -163,7 +171,8 @@ impl State {
     #[must_use]
     pub fn accept_queue(&self, listener: usize) -> Option<AcceptQueue> {
         let mut all = AcceptQueue::default();
-        for socket in self.sockets.get(listener)? {
+        let sockets = self.sockets.read().unwrap_or_else(PoisonError::into_inner);
+        for socket in sockets.get(listener)? {
             let queue = accept_queue(socket.as_fd()).ok()?;
             all.length += queue.length;
             all.limit += queue.limit;
@@ -224,6 +233,36 @@ impl State {
     pub fn advance(&self, phase: Phase) {
         self.phase.fetch_max(phase as u8, Ordering::AcqRel);
         self.wake_workers();
+    }
+
+    /// Another gate has the listening sockets: the workers stop accepting and end
+    /// with their last connection.
+    pub fn leave(&self) {
+        self.left.store(true, Ordering::Release);
+        self.wake_workers();
+    }
+
+    /// Whether [`State::leave`] was called.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        self.left.load(Ordering::Acquire)
+    }
+
+    /// A worker has closed its listening sockets after [`State::leave`].
+    pub fn worker_left(&self) {
+        if self.accepting.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // An address that the other gate does not want is free now.
+            self.sockets
+                .write()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clear();
+        }
+    }
+
+    /// Workers that have not closed their listening sockets.
+    #[must_use]
+    pub fn accepting(&self) -> usize {
+        self.accepting.load(Ordering::Acquire)
     }
 
     fn wake_worker(&self, worker: u16) {

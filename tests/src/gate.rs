@@ -35,6 +35,8 @@ pub struct Plan {
     pub io_uring: Option<i32>,
     /// Instance and control socket of another gate, which keeps its pins.
     pub twin_of: Option<(String, PathBuf)>,
+    /// NOTIFY_SOCKET: where systemd would listen.
+    pub notify: Option<PathBuf>,
 }
 
 impl Plan {
@@ -48,6 +50,7 @@ impl Plan {
             nofile: None,
             io_uring: None,
             twin_of: None,
+            notify: None,
         }
     }
 }
@@ -120,7 +123,15 @@ impl Gate {
     /// # Errors
     /// As [`Gate::start`].
     pub fn launch(&mut self) -> Result<()> {
-        if let Err(error) = self.launch_and_wait() {
+        self.launch_with(&[])
+    }
+
+    /// Starts the process with more arguments and waits until it is ready.
+    ///
+    /// # Errors
+    /// As [`Gate::start`].
+    pub fn launch_with(&mut self, arguments: &[&str]) -> Result<()> {
+        if let Err(error) = self.launch_and_wait(arguments) {
             // Not in `drop`: a prepared gate that was never ready has no report.
             bail!("{error:#}\n{}", self.report());
         }
@@ -251,6 +262,53 @@ impl Gate {
         self.log().iter().filter(|line| line.contains(text)).count()
     }
 
+    /// Another process takes over from the running one, which is returned.
+    ///
+    /// # Errors
+    /// As [`Gate::start`], and when gate does not run.
+    pub fn take_over(&mut self, arguments: &[&str]) -> Result<Old> {
+        let old = self.step_aside()?;
+        let arguments: Vec<&str> = ["--takeover"].iter().chain(arguments).copied().collect();
+        self.launch_with(&arguments)?;
+        Ok(old)
+    }
+
+    /// Another process begins to take over and fails, by itself or killed after
+    /// a while. Returns how it ended, and whether it had taken over: the
+    /// running process is whichever is in charge.
+    ///
+    /// # Errors
+    /// When it does not end, or gate does not run.
+    pub fn take_over_and_fail(
+        &mut self,
+        arguments: &[&str],
+        killed_after: Option<Duration>,
+    ) -> Result<(ExitStatus, Option<Old>)> {
+        const TAKEN: &str = "another gate has taken over";
+        let before = self.logged(TAKEN);
+        let mut old = self.step_aside()?;
+        let arguments: Vec<&str> = ["--takeover"].iter().chain(arguments).copied().collect();
+        self.spawn(&arguments)?;
+        if let Some(delay) = killed_after {
+            thread::sleep(delay);
+            self.signal(libc::SIGKILL)?;
+        }
+        let status = self.wait_exit(START_LIMIT)?;
+        if self.logged(TAKEN) > before {
+            return Ok((status, Some(old)));
+        }
+        self.child = old.child.take();
+        self.readers = std::mem::take(&mut old.readers);
+        Ok((status, None))
+    }
+
+    fn step_aside(&mut self) -> Result<Old> {
+        Ok(Old {
+            child: Some(self.child.take().context("gate does not run")?),
+            readers: std::mem::take(&mut self.readers),
+        })
+    }
+
     fn write_configuration(&self) -> Result<()> {
         let text = format!(
             "instance = \"{}\"\n[[listener]]\naddress = \"{}\"\n[backend.default]\naddress = \"{}\"\n{}\n",
@@ -263,9 +321,9 @@ impl Gate {
         Ok(())
     }
 
-    fn launch_and_wait(&mut self) -> Result<()> {
+    fn launch_and_wait(&mut self, arguments: &[&str]) -> Result<()> {
         let seen = self.log().len();
-        self.spawn(&[])?;
+        self.spawn(arguments)?;
         host::eventually(START_LIMIT, "gate is ready", || {
             if self.log().iter().skip(seen).any(|line| says_ready(line)) {
                 return Ok(Some(true));
@@ -291,6 +349,9 @@ impl Gate {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+        if let Some(notify) = &self.plan.notify {
+            command.env("NOTIFY_SOCKET", notify);
+        }
         let processes = self.cgroup.as_ref().map(Cgroup::processes);
         let Plan {
             nofile, io_uring, ..
@@ -346,6 +407,53 @@ impl Drop for Gate {
         suite::attach(self.report());
         if self.plan.twin_of.is_none() {
             host::remove_pins(&self.instance);
+        }
+    }
+}
+
+/// A process from which another one has taken over; killed when dropped.
+#[derive(Debug)]
+pub struct Old {
+    child: Option<Child>,
+    readers: Vec<JoinHandle<()>>,
+}
+
+impl Old {
+    /// Whether the process lives.
+    pub fn is_running(&mut self) -> bool {
+        let child = self.child.as_mut();
+        child.is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+    }
+
+    /// Sends a signal.
+    ///
+    /// # Errors
+    /// What `kill(2)` says.
+    pub fn signal(&self, number: i32) -> Result<()> {
+        let child = self.child.as_ref().context("it was given back")?;
+        Ok(host::signal(child.id(), number)?)
+    }
+
+    /// Waits for the end of the process.
+    ///
+    /// # Errors
+    /// When it does not end within `limit`.
+    pub fn wait_exit(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let child = self.child.as_mut().context("it was given back")?;
+        let status = host::wait_for_exit(child, limit)?
+            .with_context(|| format!("the old gate did not end within {limit:?}"))?;
+        for reader in self.readers.drain(..) {
+            let _ = reader.join();
+        }
+        Ok(status)
+    }
+}
+
+impl Drop for Old {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
         }
     }
 }

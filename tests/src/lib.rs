@@ -19,6 +19,7 @@
 //! | [`seccomp`] | a system call that the kernel refuses |
 //! | [`clients`] | psql, pgbench and tokio-postgres with deadlines |
 
+pub mod arrivals;
 pub mod backend;
 pub mod binaries;
 pub mod clients;

@@ -5,8 +5,8 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
-use gate::RunError;
 use gate::config::{Config, ConfigError, ConfigSource, Flags, render, settings::Settings};
+use gate::{RunError, Start};
 
 /// A connection gate in front of PostgreSQL: it decides, per connection, who
 /// gets in, and relays the bytes of those who do.
@@ -27,6 +27,11 @@ struct Line {
     /// Print the effective configuration (TOML, with its documentation) and exit
     #[arg(long)]
     print_config: bool,
+    /// Take the place of the running gate of this instance without losing a
+    /// connection: it hands over its sockets and ends with its last session.
+    /// Starts as usual if none runs
+    #[arg(long)]
+    takeover: bool,
 }
 
 /// Failure while running.
@@ -55,7 +60,12 @@ fn main() -> ExitCode {
         println!("the configuration is valid");
         return ExitCode::SUCCESS;
     }
-    match gate::run(config, source) {
+    let start = if line.takeover {
+        Start::TakeOver
+    } else {
+        Start::Fresh
+    };
+    match gate::run(config, source, start) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("gate: {error}");

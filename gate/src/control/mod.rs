@@ -35,18 +35,24 @@ pub mod status;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
-use crate::config::ConfigSource;
+use crate::config::{Config, ConfigSource};
 use crate::kernel::KernelLog;
 use crate::state::{KernelState, State};
 use limited::Limited;
+use socket::ControlSocket;
+
+/// For the control plane's thread to close its sockets.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why the control plane did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -131,6 +137,72 @@ pub(crate) struct Shared {
     pub reloading: tokio::sync::Mutex<()>,
     pub drain: Notify,
     pub stop: Notify,
+    /// Whether requests are served: inherited sockets wait for their heir to
+    /// be ready.
+    pub open: watch::Sender<bool>,
+    pub leave: Notify,
+    pub leaving: Mutex<Option<Leave>>,
+}
+
+/// How the control plane leaves its sockets to another gate.
+pub(crate) struct Leave {
+    /// Whether the other one listens at the same path.
+    pub keeps_control: bool,
+    pub done: mpsc::Sender<()>,
+}
+
+/// The sockets of the control plane.
+#[derive(Debug)]
+pub struct Sockets {
+    admin: Option<TcpListener>,
+    control: ControlSocket,
+    inherited: bool,
+}
+
+impl Sockets {
+    /// Binds the admin address and the control socket, those that were not
+    /// inherited from another gate.
+    ///
+    /// # Errors
+    /// See [`ControlError`]; nothing is left behind then.
+    pub fn bind(
+        config: &Config,
+        admin: Option<TcpListener>,
+        control: Option<UnixListener>,
+    ) -> Result<Self, ControlError> {
+        let inherited = admin.is_some() || control.is_some();
+        let admin = match (admin, config.admin) {
+            (Some(inherited), Some(_)) => Some(inherited),
+            (_, None) => None,
+            (None, Some(address)) => Some(bind_admin(address)?),
+        };
+        let control = match control {
+            Some(inherited) => ControlSocket::inherit(&config.control, inherited)?,
+            None => ControlSocket::bind(&config.control)?,
+        };
+        Ok(Self {
+            admin,
+            control,
+            inherited,
+        })
+    }
+
+    /// Another descriptor of the admin address's socket.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn clone_admin(&self) -> io::Result<Option<OwnedFd>> {
+        let admin = self.admin.as_ref().map(TcpListener::try_clone);
+        Ok(admin.transpose()?.map(OwnedFd::from))
+    }
+
+    /// Another descriptor of the control socket.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn clone_control(&self) -> io::Result<OwnedFd> {
+        self.control.listener.try_clone().map(OwnedFd::from)
+    }
 }
 
 impl std::fmt::Debug for Shared {
@@ -150,10 +222,27 @@ impl Handle {
     pub fn stop(&self) {
         self.shared.stop.notify_one();
     }
+
+    /// Closes the admin address and the control socket and goes on with the
+    /// rest. Returns when both are closed.
+    pub fn leave(&self, keeps_control: bool) {
+        let (done, left) = mpsc::channel();
+        let leave = Leave {
+            keeps_control,
+            done,
+        };
+        *self
+            .shared
+            .leaving
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(leave);
+        self.shared.leave.notify_one();
+        // A control plane that has ended has no socket open.
+        let _ = left.recv_timeout(LEAVE_PATIENCE);
+    }
 }
 
-/// Binds the admin address and the control socket, takes over the signals and
-/// starts the thread.
+/// Binds the admin address and the control socket, then as [`start_on`].
 ///
 /// # Errors
 /// See [`ControlError`]; nothing is left behind then.
@@ -162,12 +251,24 @@ pub fn start(
     source: ConfigSource,
     kernel_log: Option<KernelLog>,
 ) -> Result<Control, ControlError> {
-    let config = state.config();
-    let admin = config.admin.map(bind_admin).transpose()?;
-    let admin_address = admin
+    let sockets = Sockets::bind(&state.config(), None, None)?;
+    start_on(sockets, state, source, kernel_log)
+}
+
+/// Takes over the signals and starts the thread, which serves at these sockets.
+///
+/// # Errors
+/// See [`ControlError`]; nothing is left behind then.
+pub fn start_on(
+    sockets: Sockets,
+    state: Arc<State>,
+    source: ConfigSource,
+    kernel_log: Option<KernelLog>,
+) -> Result<Control, ControlError> {
+    let admin_address = sockets
+        .admin
         .as_ref()
         .and_then(|listener| listener.local_addr().ok());
-    let socket = socket::ControlSocket::bind(&config.control)?;
     let shared = Arc::new(Shared {
         state,
         source,
@@ -176,12 +277,15 @@ pub fn start(
         reloading: tokio::sync::Mutex::default(),
         drain: Notify::new(),
         stop: Notify::new(),
+        open: watch::Sender::new(!sockets.inherited),
+        leave: Notify::new(),
+        leaving: Mutex::default(),
     });
     let (started, starting) = mpsc::channel();
     let of_thread = Arc::clone(&shared);
     let thread = std::thread::Builder::new()
         .name("control".to_owned())
-        .spawn(move || run::thread(of_thread, admin, socket, kernel_log, &started))
+        .spawn(move || run::thread(of_thread, sockets, kernel_log, &started))
         .map_err(ControlError::Start)?;
     match starting.recv() {
         Ok(Ok(())) => Ok(Control {
@@ -195,8 +299,9 @@ pub fn start(
 }
 
 impl Control {
-    /// Tells the log and systemd that clients can come.
+    /// Tells the log and systemd that clients can come, and serves requests.
     pub fn ready(&self) {
+        self.shared.open.send_replace(true);
         let state = &self.shared.state;
         let listeners: Vec<String> = state
             .listeners

@@ -2,19 +2,21 @@
 #![forbid(unsafe_code)]
 
 use std::io;
-use std::net::TcpListener;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use axum::Router;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::limited::{PERIOD, Watch};
 use super::socket::ControlSocket;
-use super::{ControlError, End, Shared, health, http, notify_systemd, reload};
+use super::{ControlError, End, Shared, Sockets, health, http, notify_systemd, reload};
+use crate::host::SocketFile;
 use crate::kernel::{KernelLog, forward_log};
 use crate::state::{Phase, State};
 
@@ -27,8 +29,7 @@ const LAST_ANSWERS: Duration = Duration::from_secs(1);
 /// Runs until gate ends. Says through `started` whether it could begin.
 pub(super) fn thread(
     shared: Arc<Shared>,
-    admin: Option<TcpListener>,
-    mut socket: ControlSocket,
+    sockets: Sockets,
     kernel_log: Option<KernelLog>,
     started: &Sender<Result<(), ControlError>>,
 ) -> End {
@@ -42,14 +43,21 @@ pub(super) fn thread(
         }
     };
     runtime.block_on(async {
-        let begun = begin(&shared, admin, &mut socket);
+        let begun = begin(&shared, sockets);
         match begun.map_err(ControlError::Start) {
-            Ok(signals) => {
+            Ok((signals, served)) => {
                 if let Some(log) = kernel_log {
                     tokio_uring::spawn(follow(log));
                 }
                 let _ = started.send(Ok(()));
-                until_end(&shared, signals).await
+                let mut served = Some(served);
+                let end = until_end(&shared, signals, &mut served).await;
+                if let Some(served) = &mut served
+                    && *shared.open.borrow()
+                {
+                    served.file.own();
+                }
+                end
             }
             Err(error) => {
                 let _ = started.send(Err(error));
@@ -72,33 +80,61 @@ struct Signals {
     interrupt: Signal,
 }
 
-fn begin(
-    shared: &Arc<Shared>,
-    admin: Option<TcpListener>,
-    socket: &mut ControlSocket,
-) -> io::Result<Signals> {
+/// The sockets that are served.
+struct Served {
+    tasks: Vec<JoinHandle<()>>,
+    file: SocketFile,
+}
+
+impl Served {
+    /// Closes them; requests under way are answered.
+    async fn leave(mut self, keeps_control: bool) {
+        for task in self.tasks.drain(..) {
+            task.abort();
+            // Ended when this returns, and its listener closed.
+            let _ = task.await;
+        }
+        if keeps_control {
+            self.file.keep();
+        }
+    }
+}
+
+fn begin(shared: &Arc<Shared>, sockets: Sockets) -> io::Result<(Signals, Served)> {
     let signals = Signals {
         hangup: signal(SignalKind::hangup())?,
         terminate: signal(SignalKind::terminate())?,
         interrupt: signal(SignalKind::interrupt())?,
     };
-    if let Some(admin) = admin {
+    let mut tasks = Vec::new();
+    if let Some(admin) = sockets.admin {
         let listener = tokio::net::TcpListener::from_std(admin)?;
-        tokio_uring::spawn(http::serve(
-            listener,
-            http::admin_routes(Arc::clone(shared)),
-        ));
+        let routes = http::admin_routes(Arc::clone(shared));
+        tasks.push(tokio_uring::spawn(serve(shared, listener, routes)));
     }
     health::start(&shared.state);
-    let listener = tokio::net::UnixListener::from_std(socket.listener()?)?;
-    tokio_uring::spawn(http::serve(
-        listener,
-        http::control_routes(Arc::clone(shared)),
-    ));
-    Ok(signals)
+    let ControlSocket { listener, file } = sockets.control;
+    let listener = tokio::net::UnixListener::from_std(listener)?;
+    let routes = http::control_routes(Arc::clone(shared));
+    tasks.push(tokio_uring::spawn(serve(shared, listener, routes)));
+    Ok((signals, Served { tasks, file }))
 }
 
-async fn until_end(shared: &Arc<Shared>, mut signals: Signals) -> End {
+/// Serves once gate answers for the socket.
+fn serve<L: http::Accept>(
+    shared: &Shared,
+    listener: L,
+    routes: Router,
+) -> impl Future<Output = ()> + use<L> {
+    let mut open = shared.open.subscribe();
+    async move {
+        if open.wait_for(|open| *open).await.is_ok() {
+            http::serve(listener, routes).await;
+        }
+    }
+}
+
+async fn until_end(shared: &Arc<Shared>, mut signals: Signals, served: &mut Option<Served>) -> End {
     let mut watch = Watch::default();
     let mut drain: Option<Drain> = None;
     // A drain that was asked for otherwise is no first SIGTERM.
@@ -123,7 +159,18 @@ async fn until_end(shared: &Arc<Shared>, mut signals: Signals) -> End {
                 drain.get_or_insert_with(|| Drain::begin(&shared.state));
             }
             () = shared.stop.notified() => return End::Stopped,
+            () = shared.leave.notified() => {
+                let leave = shared.leaving.lock().unwrap_or_else(PoisonError::into_inner).take();
+                if let (Some(leave), Some(served)) = (leave, served.take()) {
+                    served.leave(leave.keeps_control).await;
+                    let _ = leave.done.send(());
+                }
+            }
             _ = signals.hangup.recv() => {
+                if served.is_none() {
+                    tracing::info!("SIGHUP: not reloaded, another gate has taken over");
+                    continue;
+                }
                 // The signal may come while a slow name server is asked: the
                 // loop goes on meanwhile.
                 let shared = Arc::clone(shared);
@@ -132,7 +179,10 @@ async fn until_end(shared: &Arc<Shared>, mut signals: Signals) -> End {
                 });
             }
             _ = ticks.tick() => {
-                watch.look(&shared.state, &shared.limited, looked.elapsed());
+                // Once it has taken over, the limits are the other gate's to watch.
+                if served.is_some() {
+                    watch.look(&shared.state, &shared.limited, looked.elapsed());
+                }
                 looked = Instant::now();
             }
         }
@@ -158,7 +208,9 @@ impl Drain {
             deadline_s = patience.as_secs_f64(),
             "draining: new sessions are refused, sessions may end"
         );
-        notify_systemd(NotifyState::Stopping);
+        if !state.has_left() {
+            notify_systemd(NotifyState::Stopping);
+        }
         Self {
             deadline: Instant::now() + patience,
             empty: None,

@@ -1,21 +1,18 @@
 //! The control socket: a unix socket that only its owner may use.
 #![forbid(unsafe_code)]
 
-use std::fs::{self, Permissions};
-use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::fs;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::ControlError;
+use crate::host::SocketFile;
 
-/// The bound socket; its file goes with it.
+/// The bound socket with its file.
 #[derive(Debug)]
 pub(super) struct ControlSocket {
-    path: PathBuf,
-    /// Of the file that we made: another gate may have replaced it since.
-    inode: u64,
-    listener: Option<UnixListener>,
+    pub listener: UnixListener,
+    pub file: SocketFile,
 }
 
 impl ControlSocket {
@@ -29,66 +26,35 @@ impl ControlSocket {
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory).map_err(failed)?;
         }
-        remove_stale(path)?;
+        if !SocketFile::remove_stale(path, |path| UnixStream::connect(path)).map_err(failed)? {
+            return Err(ControlError::Answered {
+                path: path.to_owned(),
+            });
+        }
         let listener = UnixListener::bind(path).map_err(failed)?;
-        let made = || -> io::Result<u64> {
-            fs::set_permissions(path, Permissions::from_mode(0o600))?;
-            listener.set_nonblocking(true)?;
-            Ok(fs::symlink_metadata(path)?.ino())
+        let mut socket = Self::inherit(path, listener)?;
+        socket.file.own();
+        Ok(socket)
+    }
+
+    /// Shares a socket that listens at the path. Its file stays until it is this
+    /// gate's own.
+    pub fn inherit(path: &Path, listener: UnixListener) -> Result<Self, ControlError> {
+        let failed = |error| ControlError::Socket {
+            path: path.to_owned(),
+            error,
         };
-        let inode = made().map_err(failed)?;
-        Ok(Self {
-            path: path.to_owned(),
-            inode,
-            listener: Some(listener),
-        })
-    }
-
-    /// The listener, once. It does not block.
-    pub fn listener(&mut self) -> io::Result<UnixListener> {
-        self.listener
-            .take()
-            .ok_or_else(|| io::Error::other("the listener was taken before"))
-    }
-}
-
-impl Drop for ControlSocket {
-    fn drop(&mut self) {
-        let ours = fs::symlink_metadata(&self.path).is_ok_and(|file| file.ino() == self.inode);
-        if ours && let Err(error) = fs::remove_file(&self.path) {
-            tracing::warn!(path = %self.path.display(), %error, "the control socket stays behind");
-        }
-    }
-}
-
-fn remove_stale(path: &Path) -> Result<(), ControlError> {
-    let failed = |error| ControlError::Socket {
-        path: path.to_owned(),
-        error,
-    };
-    match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(failed(error)),
-        Ok(file) if !file.file_type().is_socket() => {
-            return Err(failed(io::Error::other(
-                "there is a file that is no socket",
-            )));
-        }
-        Ok(_) => {}
-    }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            fs::remove_file(path).map_err(failed)
-        }
-        Err(error) => Err(failed(error)),
-        Ok(_) => Err(ControlError::Answered {
-            path: path.to_owned(),
-        }),
+        listener.set_nonblocking(true).map_err(failed)?;
+        let mut file = SocketFile::of(path).map_err(failed)?;
+        file.keep();
+        Ok(Self { listener, file })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -114,6 +80,17 @@ mod tests {
         let _other = UnixListener::bind(&path).expect("bound");
         drop(second);
         assert!(path.exists());
+        fs::remove_file(&path).expect("removed");
+
+        let mut left = ControlSocket::bind(&path).expect("bound");
+        let listener = left.listener.try_clone().expect("a descriptor");
+        let mut heir = ControlSocket::inherit(&path, listener).expect("inherited");
+        left.file.keep();
+        drop(left);
+        UnixStream::connect(&path).expect("it still listens");
+        heir.file.own();
+        drop(heir);
+        assert!(!path.exists(), "the heir removes it");
     }
 
     #[test]

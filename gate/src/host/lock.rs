@@ -2,6 +2,7 @@
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Seek, Write};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 /// Locks a file or directory. `None` if another holder has it; the lock ends
@@ -21,7 +22,7 @@ pub fn try_lock(path: &Path) -> io::Result<Option<File>> {
 /// Holds the name of an instance while the process lives.
 #[derive(Debug)]
 pub struct InstanceLock {
-    _file: File,
+    file: File,
 }
 
 /// Why an instance's name could not be had.
@@ -53,7 +54,7 @@ pub enum InstanceLockError {
 /// control sockets in different places are still two gates on one ledger.
 #[derive(Debug)]
 pub struct PinsLock {
-    _directory: File,
+    directory: File,
 }
 
 impl PinsLock {
@@ -70,15 +71,28 @@ impl PinsLock {
             _ => try_lock(&path),
         };
         match locked {
-            Ok(Some(directory)) => Ok(Self {
-                _directory: directory,
-            }),
+            Ok(Some(directory)) => Ok(Self { directory }),
             Ok(None) => Err(InstanceLockError::Held {
                 path,
                 holder: "unknown".to_owned(),
             }),
             Err(source) => Err(InstanceLockError::Unavailable { path, source }),
         }
+    }
+
+    /// Shares the lock of another gate, which passed its descriptor: the lock
+    /// is the open file's, and free when both have closed it.
+    #[must_use]
+    pub fn inherit(directory: OwnedFd) -> Self {
+        Self {
+            directory: directory.into(),
+        }
+    }
+}
+
+impl From<PinsLock> for OwnedFd {
+    fn from(lock: PinsLock) -> Self {
+        lock.directory.into()
     }
 }
 
@@ -95,7 +109,7 @@ impl InstanceLock {
             source,
         };
         std::fs::create_dir_all(directory).map_err(unavailable)?;
-        let mut file = File::options()
+        let file = File::options()
             .read(true)
             .write(true)
             .create(true)
@@ -111,11 +125,32 @@ impl InstanceLock {
             }
             Err(TryLockError::Error(source)) => return Err(unavailable(source)),
         }
-        let written = file
-            .set_len(0)
-            .and_then(|()| file.rewind())
-            .and_then(|()| writeln!(file, "{}", std::process::id()));
-        written.map_err(unavailable)?;
-        Ok(Self { _file: file })
+        let lock = Self { file };
+        lock.sign().map_err(unavailable)?;
+        Ok(lock)
+    }
+
+    /// Shares the lock of another gate, which passed its descriptor. It names
+    /// that one until [`InstanceLock::sign`].
+    #[must_use]
+    pub fn inherit(file: OwnedFd) -> Self {
+        Self { file: file.into() }
+    }
+
+    /// Writes this process into the file.
+    ///
+    /// # Errors
+    /// The file system takes no bytes.
+    pub fn sign(&self) -> io::Result<()> {
+        let mut file = &self.file;
+        file.set_len(0)?;
+        file.rewind()?;
+        writeln!(file, "{}", std::process::id())
+    }
+}
+
+impl From<InstanceLock> for OwnedFd {
+    fn from(lock: InstanceLock) -> Self {
+        lock.file.into()
     }
 }

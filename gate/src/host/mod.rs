@@ -1,12 +1,14 @@
 //! What gate asks of the machine: sockets, pipes, wake-ups, locks, descriptors, CPUs,
-//! queues.
+//! queues, messages to another gate.
 
 mod accept_queue;
 mod dial;
 mod fds;
 mod lock;
+pub mod mail;
 mod nic;
 mod pipe;
+mod socket_file;
 mod waker;
 
 pub use accept_queue::{AcceptQueue, accept_queue};
@@ -18,4 +20,5 @@ pub use fds::{
 pub use lock::{InstanceLock, InstanceLockError, PinsLock, try_lock};
 pub use nic::{NicError, Queue, read_queues};
 pub use pipe::Pipe;
+pub use socket_file::SocketFile;
 pub use waker::Waker;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::Worker;
 use super::connection::{Connection, Side};
 use super::machine::{Key, Kind, Machine};
+use super::{Listening, Worker};
 use crate::host::{FDS_PER_SESSION, POLITE_RESERVE};
 use crate::ledger::Standing;
 use crate::session::Session;
@@ -19,6 +19,10 @@ use crate::state::Phase;
 
 /// How long accepting rests when descriptors ran out.
 const RETRY: Duration = Duration::from_millis(50);
+
+/// How many connections a leaving worker takes from one queue at most: as many
+/// as fit in it.
+const LAST_ACCEPTS_MAX: usize = 4096;
 
 /// What an error of accept means for the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +39,9 @@ impl<M: Machine> Worker<M> {
     /// Arms every listener that is not.
     pub(super) fn arm_listeners(&mut self) -> io::Result<()> {
         self.accept_retry = None;
+        if self.leaving {
+            return Ok(());
+        }
         self.keep_spare();
         for (index, listening) in self.listeners.iter_mut().enumerate() {
             if listening.paused {
@@ -44,6 +51,54 @@ impl<M: Machine> Worker<M> {
             }
         }
         Ok(())
+    }
+
+    /// Ends accepting: another gate has the same sockets. [`Worker::close_listeners`]
+    /// does the rest once the last completions have come.
+    pub(super) fn leave(&mut self) -> io::Result<()> {
+        if std::mem::replace(&mut self.leaving, true) {
+            return Ok(());
+        }
+        self.accept_retry = None;
+        for (index, listening) in self.listeners.iter().enumerate() {
+            if !listening.paused {
+                self.machine
+                    .cancel(Key::new(Kind::Accept, index as u32, 0))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether nothing can be accepted any more.
+    pub(super) fn has_left(&self) -> bool {
+        self.leaving && self.listeners.is_empty()
+    }
+
+    /// Closes the listening sockets of a leaving worker when no accept is armed.
+    pub(super) fn close_listeners(&mut self, now: Instant) {
+        let armed = self.listeners.iter().any(|listening| !listening.paused);
+        if armed || self.has_left() {
+            return;
+        }
+        // The kernel wakes one of all who wait at a socket. It may have been
+        // ours, just before the cancel: what it was woken for would stay in the
+        // queue until the next client wakes the other gate.
+        let takes = if self.phase < Phase::Stopping {
+            LAST_ACCEPTS_MAX
+        } else {
+            0
+        };
+        for index in 0..self.listeners.len() {
+            for _ in 0..takes {
+                let Ok(socket) = self.machine.accept_now(&self.listeners[index].socket) else {
+                    break;
+                };
+                self.on_accepted(index, socket, now);
+            }
+        }
+        // Never shutdown(2): the queue is the other gate's too.
+        self.listeners.clear();
+        self.state.worker_left();
     }
 
     pub(super) fn on_accepted(&mut self, listener: usize, socket: M::Socket, now: Instant) {
@@ -58,7 +113,8 @@ impl<M: Machine> Worker<M> {
         if !budgeted {
             self.ran_out("the descriptors for sessions");
             if self.on_reserve >= self.reserve() {
-                self.stats.rejected(listener, Reason::Descriptors);
+                let place = self.listeners[listener].place;
+                self.stats.rejected(place, Reason::Descriptors);
                 return self.machine.reset(socket);
             }
         }
@@ -73,6 +129,9 @@ impl<M: Machine> Worker<M> {
         now: Instant,
     ) -> io::Result<()> {
         self.listeners[listener].paused = true;
+        if self.leaving {
+            return Ok(());
+        }
         let errno = error.raw_os_error().unwrap_or(0);
         self.stats.accept_failed(errno);
         match after(errno) {
@@ -124,7 +183,7 @@ impl<M: Machine> Worker<M> {
         on_spare: bool,
         now: Instant,
     ) {
-        let index = self.listeners[listener].index;
+        let Listening { place, index, .. } = self.listeners[listener];
         let (entry, standing) = self.state.ledger.accepted(socket.as_fd(), index);
         let doomed = match standing {
             Standing::Over => Some(Reason::OverCeiling),
@@ -133,7 +192,7 @@ impl<M: Machine> Worker<M> {
             Standing::Counted => None,
         };
         let session = Session::new(Arc::clone(&self.deadlines), doomed);
-        let mut connection = Connection::new(session, listener as u16, now);
+        let mut connection = Connection::new(session, place as u16, now);
         connection.entry = Some(entry);
         connection.client = Some(Side::new(socket));
         connection.fds = if budgeted { FDS_PER_SESSION as u8 } else { 0 };

@@ -67,6 +67,8 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 pub struct Listening<L> {
     /// Bound and listening, non-blocking.
     pub socket: L,
+    /// Place of its listener in the configuration.
+    pub place: usize,
     /// Index of its words in the ledger.
     pub index: u32,
     /// Accepting ended and is to be armed again.
@@ -76,9 +78,10 @@ pub struct Listening<L> {
 impl<L> Listening<L> {
     /// A listener that is not armed yet.
     #[must_use]
-    pub fn new(socket: L, index: u32) -> Self {
+    pub fn new(socket: L, place: usize, index: u32) -> Self {
         Self {
             socket,
+            place,
             index,
             paused: true,
         }
@@ -94,7 +97,10 @@ pub struct Worker<M: Machine> {
     config: Arc<Config>,
     deadlines: Arc<Deadlines>,
     phase: Phase,
+    /// Several of one listener if a gate with more workers was taken over.
     listeners: Vec<Listening<M::Listener>>,
+    /// Accepts no more, and ends with the last connection.
+    leaving: bool,
     connections: Slab<Connection<M>>,
     completions: Vec<Completion<M::Socket>>,
     pipes: Pipes<M::Pipe>,
@@ -146,7 +152,7 @@ pub struct Holdings {
 }
 
 impl<M: Machine> Worker<M> {
-    /// A worker for `listeners`, in the order of the configuration.
+    /// A worker for `listeners`.
     pub fn new(
         id: usize,
         state: Arc<State>,
@@ -162,6 +168,7 @@ impl<M: Machine> Worker<M> {
             config,
             phase: Phase::Starting,
             listeners,
+            leaving: false,
             connections: Slab::new(),
             completions: Vec::new(),
             pipes: Pipes::new(state.pipes_max / state.stats.len()),
@@ -189,7 +196,8 @@ impl<M: Machine> Worker<M> {
         }
     }
 
-    /// Serves until the state says to stop and every connection is closed.
+    /// Serves until the state says to stop or to leave and every connection is
+    /// closed.
     ///
     /// # Errors
     /// The ring failed, or a listener can never accept again.
@@ -205,7 +213,7 @@ impl<M: Machine> Worker<M> {
     /// As [`Worker::run`].
     pub fn begin(&mut self) -> io::Result<()> {
         self.machine.poll_waker(Key::new(Kind::Waker, 0, 0))?;
-        self.refresh(self.machine.now());
+        self.refresh(self.machine.now())?;
         self.arm_listeners()
     }
 
@@ -241,7 +249,11 @@ impl<M: Machine> Worker<M> {
         }
         self.answer_inquiries(now);
         self.close_finished();
-        if self.phase == Phase::Stopping && self.connections.is_empty() {
+        if self.leaving {
+            self.close_listeners(now);
+        }
+        let ends = self.phase == Phase::Stopping || self.has_left();
+        if ends && self.connections.is_empty() {
             return Ok(ControlFlow::Break(()));
         }
         self.asleep = self.machine.now();
@@ -307,7 +319,7 @@ impl<M: Machine> Worker<M> {
                 if !more {
                     self.machine.poll_waker(key)?;
                 }
-                self.refresh(now);
+                self.refresh(now)?;
             }
             Event::Ready(bits) => self.on_poll(key, bits, !more, now),
             Event::PollEnded => self.on_poll(key, 0, true, now),
@@ -399,13 +411,16 @@ impl<M: Machine> Worker<M> {
     }
 
     /// Sees what the control plane changed.
-    fn refresh(&mut self, now: Instant) {
+    fn refresh(&mut self, now: Instant) -> io::Result<()> {
         self.take_inquiries();
         self.config = self.state.config();
         self.deadlines = Arc::new(deadlines(&self.config));
+        if self.state.has_left() {
+            self.leave()?;
+        }
         let phase = self.state.phase();
         if phase == self.phase {
-            return;
+            return Ok(());
         }
         self.phase = phase;
         let ids: Vec<u32> = self.connections.iter().map(|(id, _)| id as u32).collect();
@@ -419,6 +434,7 @@ impl<M: Machine> Worker<M> {
                 Phase::Starting | Phase::Serving => {}
             }
         }
+        Ok(())
     }
 
     /// Closes what has no operation in flight: the backend before the client,

@@ -18,6 +18,7 @@ mod sessions;
 mod spread;
 mod startup;
 mod statistics;
+mod upgrade;
 
 fn main() {
     let mut suite = Suite::default();
@@ -36,6 +37,7 @@ fn main() {
     spread::register(&mut suite);
     life::register(&mut suite);
     sessions::register(&mut suite);
+    upgrade::register(&mut suite);
     machine::register(&mut suite);
     suite.run();
 }

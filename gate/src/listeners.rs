@@ -1,0 +1,215 @@
+//! The listening sockets: bound, or taken over from another gate.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::config::{Config, Pin, TcpOptions};
+use crate::host;
+use crate::kernel::{Choice, Group, KernelError, Plane, WorkerLoads};
+use crate::ledger::Ledger;
+use crate::placement::Place;
+use crate::server::RunError;
+use crate::state::ListenerInfo;
+use crate::takeover::{Item, Predecessor};
+use crate::worker::Listening;
+
+/// Connections the kernel completes before they are accepted; cut by
+/// net.core.somaxconn.
+const BACKLOG: i32 = 4096;
+/// How long an address may stay busy after an earlier gate: the kernel tears a
+/// killed process's rings down a little later than the process.
+const BIND_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The listening sockets, in the order of the configuration.
+pub struct Listeners {
+    /// What each listener is.
+    pub infos: Vec<ListenerInfo>,
+    /// One row for each listener, at least one socket for each worker.
+    sockets: Vec<Vec<Socket>>,
+}
+
+impl Listeners {
+    /// Fails early if an address cannot be had that no predecessor has.
+    pub fn probe(config: &Config, predecessor: Option<&Predecessor>) -> Result<(), RunError> {
+        config
+            .listeners
+            .iter()
+            .map(|listener| listener.address)
+            .filter(|address| !predecessor.is_some_and(|has| has.has_listener(*address)))
+            .try_for_each(probe_bind)
+    }
+
+    /// Adopts what the predecessor has and binds what is missing: every worker
+    /// gets a socket of each listener. A socket that connections may wait at is
+    /// never left without a worker, however few workers there are now.
+    pub fn open(
+        config: &Config,
+        places: &[Place],
+        plane: Option<&Plane>,
+        ledger: &Ledger,
+        mut predecessor: Option<&mut Predecessor>,
+    ) -> Result<Self, RunError> {
+        let mut listeners = Self {
+            infos: Vec::new(),
+            sockets: Vec::new(),
+        };
+        for listener in &config.listeners {
+            let index = ledger.listener_index(&listener.address.to_string())?;
+            let mut address = listener.address;
+            let adopted = predecessor.as_mut().map(|has| {
+                let wanted = Item::Listener { address };
+                has.take_all(&wanted)
+            });
+            let mut row = Vec::new();
+            for socket in adopted.unwrap_or_default() {
+                // Tagged as it is already, unless the maps are of another schema.
+                if let Some(plane) = plane {
+                    plane.tag_listener(socket.as_fd(), index)?;
+                }
+                let socket = Socket::from(socket);
+                host::set_client_options(&socket, &listener.tcp)
+                    .with_context(|| format!("{address} cannot be set up"))?;
+                row.push(socket);
+            }
+            while row.len() < places.len() {
+                // Port 0: the first socket's port is everybody's.
+                if let Some(first) = row.first() {
+                    address = bound(first)?;
+                }
+                row.push(listen(address, &listener.tcp, plane, index)?);
+            }
+            let address = row.first().map_or(Ok(address), bound)?;
+            if let Pin::Nic(_) = config.workers.pin {
+                for (socket, place) in row.iter().zip(places.iter().cycle()) {
+                    if let Some(cpu) = place.cpu {
+                        host::prefer_incoming_cpu(socket.as_fd(), cpu)
+                            .context("SO_INCOMING_CPU is refused")?;
+                    }
+                }
+            }
+            listeners.infos.push(ListenerInfo { address, index });
+            listeners.sockets.push(row);
+        }
+        Ok(listeners)
+    }
+
+    /// Tells the kernel who chooses the worker of a new connection. Beyond the
+    /// first socket of each worker, adopted ones get no new connections.
+    pub fn steer(
+        &self,
+        config: &Config,
+        workers: usize,
+        plane: &Plane,
+    ) -> Result<Option<Arc<WorkerLoads>>, KernelError> {
+        // Only the CPU that a packet comes in at knows the worker of its queue.
+        let choice = match &config.workers.pin {
+            Pin::Nic(_) => Choice::Kernel,
+            Pin::None | Pin::Cpus | Pin::List(_) => Choice::LessLoaded,
+        };
+        let rows = self.infos.iter().zip(&self.sockets);
+        let groups: Vec<Group<'_>> = rows
+            .map(|(info, row)| Group {
+                listener: info.index,
+                sockets: row.iter().take(workers).map(Socket::as_fd).collect(),
+            })
+            .collect();
+        plane.steer(&groups, choice)
+    }
+
+    /// Second descriptors of all sockets, by listener.
+    pub fn again(&self) -> io::Result<Vec<Vec<OwnedFd>>> {
+        let again = |socket: &Socket| socket.as_fd().try_clone_to_owned();
+        self.sockets
+            .iter()
+            .map(|row| row.iter().map(again).collect())
+            .collect()
+    }
+
+    /// A second descriptor of each socket, to be handed over.
+    pub fn clone_all(&self, config: &Config) -> io::Result<Vec<(Item, OwnedFd)>> {
+        let mut items = Vec::new();
+        for (listener, row) in config.listeners.iter().zip(&self.sockets) {
+            let address = listener.address;
+            for socket in row {
+                items.push((Item::Listener { address }, socket.try_clone()?.into()));
+            }
+        }
+        Ok(items)
+    }
+
+    /// What each worker accepts from.
+    pub fn into_per_worker(self, workers: usize) -> Vec<Vec<Listening<Socket>>> {
+        let mut per_worker: Vec<Vec<Listening<Socket>>> =
+            (0..workers).map(|_| Vec::new()).collect();
+        for (place, (info, row)) in self.infos.iter().zip(self.sockets).enumerate() {
+            for (position, socket) in row.into_iter().enumerate() {
+                per_worker[position % workers].push(Listening::new(socket, place, info.index));
+            }
+        }
+        per_worker
+    }
+}
+
+fn bound(socket: &Socket) -> Result<SocketAddr, RunError> {
+    let address = socket.local_addr().context("a socket without an address")?;
+    Ok(address
+        .as_socket()
+        .context("a listening socket that is not of TCP")?)
+}
+
+/// Binds alone, without SO_REUSEPORT: another program of the same user could
+/// otherwise share the address without an error.
+fn probe_bind(address: SocketAddr) -> Result<(), RunError> {
+    let started = Instant::now();
+    loop {
+        let bound = new_socket(address).and_then(|socket| socket.bind(&address.into()));
+        match bound {
+            Ok(()) => return Ok(()),
+            Err(error)
+                if error.kind() == io::ErrorKind::AddrInUse
+                    && started.elapsed() < BIND_PATIENCE =>
+            {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(error) => {
+                return Err(anyhow::anyhow!(
+                    "{address} cannot be listened on: {error}; stop the program that has it \
+                     (ss -ltnp), or choose another address with --listen"
+                )
+                .into());
+            }
+        }
+    }
+}
+
+/// A socket of a listener's group, tagged before the first connection.
+fn listen(
+    address: SocketAddr,
+    tcp: &TcpOptions,
+    plane: Option<&Plane>,
+    index: u32,
+) -> Result<Socket, RunError> {
+    let failed = || format!("{address} cannot be listened on");
+    let socket = new_socket(address).with_context(failed)?;
+    socket.set_reuse_port(true).with_context(failed)?;
+    host::set_client_options(&socket, tcp).with_context(failed)?;
+    socket.bind(&address.into()).with_context(failed)?;
+    if let Some(plane) = plane {
+        plane.tag_listener(socket.as_fd(), index)?;
+    }
+    socket.listen(BACKLOG).with_context(failed)?;
+    Ok(socket)
+}
+
+fn new_socket(address: SocketAddr) -> io::Result<Socket> {
+    let kind = Type::STREAM.nonblocking().cloexec();
+    let socket = Socket::new(Domain::for_address(address), kind, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    Ok(socket)
+}
