@@ -108,7 +108,7 @@ fn live(seed: u64, traced: bool, step: &Rc<Cell<u64>>) -> Summary {
     let mut worker = Worker::new(
         0,
         Arc::clone(&state),
-        vec![Listening::new((), index)],
+        vec![Listening::new((), 0, index)],
         machine,
     );
     worker.begin().expect("it begins");
