@@ -29,6 +29,9 @@ const SUBMISSIONS: u32 = 1024;
 /// Entries of the completion queue. Past it the kernel keeps completions on a
 /// list of its own and ends multishots, which are armed again.
 const COMPLETIONS: u32 = 16_384;
+/// How often a ring that found no memory is tried again, and how long that rests.
+const SET_UP_RETRIES: u32 = 20;
+const SET_UP_REST: Duration = Duration::from_millis(10);
 /// How long the answer to the start-up probe of a ring may take.
 const PROBE_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -70,12 +73,7 @@ impl Ring {
     /// # Errors
     /// See [`RingError`].
     pub fn new() -> Result<Self, RingError> {
-        let uring = IoUring::builder()
-            .setup_single_issuer()
-            .setup_defer_taskrun()
-            .setup_cqsize(COMPLETIONS)
-            .build(SUBMISSIONS)
-            .map_err(diagnose)?;
+        let uring = set_up().map_err(diagnose)?;
         let mut probe = Probe::new();
         uring
             .submitter()
@@ -239,6 +237,27 @@ impl Ring {
                 Err(error) if !passes(&error) => return Err(error),
                 _ => {}
             }
+        }
+    }
+}
+
+/// Tries again where memory is short for a moment only: the kernel allocates a
+/// ring's pages in bulk, and answers ENOMEM where it would have to reclaim some
+/// (io_uring/memmap.c, io_region_allocate_pages).
+fn set_up() -> io::Result<IoUring> {
+    let mut tries = 0;
+    loop {
+        let built = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_cqsize(COMPLETIONS)
+            .build(SUBMISSIONS);
+        match built {
+            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) && tries < SET_UP_RETRIES => {
+                tries += 1;
+                std::thread::sleep(SET_UP_REST);
+            }
+            built => return built,
         }
     }
 }
