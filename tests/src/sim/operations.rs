@@ -192,6 +192,11 @@ impl Operations {
     /// A completion for an earlier owner of an index.
     pub fn stale(&self, random: &mut Random) -> Option<Posted> {
         let key = *self.past.get(random.below(self.past.len()))?;
+        // A session that dials its next address is the same owner still.
+        let of_owner = |other: &Key| (other.index, other.generation) == (key.index, key.generation);
+        if self.of_line.values().flatten().any(of_owner) {
+            return None;
+        }
         let bits = ready::READ | ready::PEER_ENDED | ready::HANG_UP | ready::ERROR;
         Some(Posted {
             key,

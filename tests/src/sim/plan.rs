@@ -45,7 +45,7 @@ pub struct Plan {
 
 /// Users of this world.
 pub const USERS: usize = 3;
-/// Databases of this world; the last lives on the second backend.
+/// Databases of this world; the last lives on the second backend, which has three addresses.
 pub const DATABASES: usize = 3;
 
 impl Plan {
@@ -105,7 +105,9 @@ impl Plan {
 }
 
 fn config(random: &mut Random) -> Config {
-    let text = "[backend.default]\naddress = \"127.0.0.1:2\"\n[backend.other]\naddress = \"127.0.0.1:3\"\n[database.d2]\nbackend = \"other\"\n";
+    let text = "[backend.default]\naddress = \"127.0.0.1:2\"\n\
+        [backend.other]\naddresses = [\"127.0.0.1:3\", \"127.0.0.1:4\", \"127.0.0.1:5\"]\n\
+        [database.d2]\nbackend = \"other\"\n";
     let mut config = Config::from_toml(text).expect("a valid configuration");
     let mut some = |one_in: usize, most: usize| {
         if random.one_in(one_in) {
