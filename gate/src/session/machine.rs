@@ -143,6 +143,12 @@ impl Session {
         self.phase == Phase::Startup
     }
 
+    /// Whether the ledger's answer is still wanted.
+    #[must_use]
+    pub fn awaits_admission(&self) -> bool {
+        matches!(self.phase, Phase::Admission | Phase::Waiting(_))
+    }
+
     /// Whether the client waits in the queue: a refusal leaves it there.
     #[must_use]
     pub fn is_waiting(&self) -> bool {

@@ -155,7 +155,8 @@ impl<M: Machine> Worker<M> {
 
     /// Gives up the spare descriptor for one client, so that it is told.
     fn accept_on_spare(&mut self, listener: usize, now: Instant) {
-        if !self.machine.give_up_spare() {
+        // At the end nobody is let in any more, not even to be told.
+        if self.phase == Phase::Stopping || !self.machine.give_up_spare() {
             return;
         }
         match self.machine.accept_now(&self.listeners[listener].socket) {

@@ -200,6 +200,11 @@ impl<M: Machine> Worker<M> {
         if connection.mode == Mode::Closing {
             return self.advance(key.index, now);
         }
+        if !connection.session.awaits_admission() {
+            // Refused meanwhile, by a deadline or a drain. What the kernel took
+            // comes back with the close.
+            return self.advance(key.index, now);
+        }
         let Some(who) = connection.session.identity().cloned() else {
             return;
         };

@@ -132,9 +132,9 @@ impl Driver {
             Input::BackendEnded | Input::BackendLost => backend && !self.drops_client,
             Input::DeadlinePassed => self.held.deadline.take_if(|at| *at <= self.now).is_some(),
             Input::Admission(_) => std::mem::take(&mut self.asked),
-            // Who waits stays where it is.
+            // Who waits stays where it is, and who is refused joins no more.
             Input::Wait { .. } => {
-                self.session.identity().is_some() && !self.waits && std::mem::take(&mut self.asked)
+                self.session.awaits_admission() && !self.waits && std::mem::take(&mut self.asked)
             }
             Input::Turn => self.waits && !self.asked,
             Input::Stop => true,

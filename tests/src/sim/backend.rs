@@ -119,9 +119,12 @@ impl Backend {
         }
     }
 
-    /// The length of its login.
+    /// The length of its login; without end if it refuses.
     pub fn login_bytes(&self) -> usize {
-        self.login.len()
+        match self.kind {
+            Kind::LoginError => usize::MAX,
+            _ => self.login.len(),
+        }
     }
 
     /// Whether it answers logins with what gate need not wait for.

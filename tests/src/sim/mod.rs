@@ -72,7 +72,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "seed {} step {}: {}\n  to see it: GATE_SIM_SEED={} cargo test -p gate-tests --test sim -- --nocapture",
+            "seed {} step {}: {}\n  to see it: GATE_SIM_SEED={} cargo test -p gate-tests --test sim every_seed -- --nocapture",
             self.seed, self.step, self.why, self.seed
         )
     }
