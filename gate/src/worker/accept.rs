@@ -20,6 +20,10 @@ use crate::state::Phase;
 /// How long accepting rests when descriptors ran out.
 const RETRY: Duration = Duration::from_millis(50);
 
+/// How long a client may take to speak before the eviction looks at it, unless
+/// it must at once.
+pub(super) const NEW: Duration = Duration::from_millis(10);
+
 /// How many connections a leaving worker takes from one queue at most: as many
 /// as fit in it.
 const LAST_ACCEPTS_MAX: usize = 4096;
@@ -203,13 +207,32 @@ impl<M: Machine> Worker<M> {
         self.on_reserve += u64::from(!budgeted);
         let id = self.insert(connection);
         self.start(id, now);
-        // Most clients have spoken when they are accepted: they never were
-        // silent, and nobody is evicted for them.
         let connection = &self.connections[id as usize];
         if connection.pending && connection.session.is_pending() {
-            let source = self.source(id);
-            self.pending.heard(id, source.ip(), now);
+            let generation = connection.generation;
+            self.newcomers.push_back((now, id, generation));
             self.evict_for(id, now);
+        }
+    }
+
+    /// Makes those who were accepted before `until` and are still silent known
+    /// to the eviction. Most clients speak at once, and are spared that.
+    pub(super) fn settle_newcomers(&mut self, until: Instant) {
+        while let Some((_, id, generation)) = self
+            .newcomers
+            .pop_front_if(|(accepted, ..)| *accepted <= until)
+        {
+            let Some(connection) = self.connections.get(id as usize) else {
+                continue;
+            };
+            if connection.generation == generation
+                && connection.pending
+                && connection.session.is_pending()
+            {
+                let heard = connection.active;
+                let source = self.source(id);
+                self.pending.heard(id, source.ip(), heard);
+            }
         }
     }
 
@@ -236,6 +259,7 @@ impl<M: Machine> Worker<M> {
         if staying <= ledger.max_pending().tokens() {
             return;
         }
+        self.settle_newcomers(now);
         while let Some(victim) = self.pending.victim(newcomer) {
             self.pending.remove(victim);
             // Its packet may have come meanwhile: a complete one is served.

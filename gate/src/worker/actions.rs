@@ -52,6 +52,12 @@ impl<M: Machine> Worker<M> {
                         .session
                         .handle(input, &mut actions);
                 }
+            } else if let Action::Refuse(refusal) = action {
+                if self.refuse(id, &refusal) {
+                    self.connections[id as usize]
+                        .session
+                        .handle(Input::ClientEnded, &mut actions);
+                }
             } else {
                 self.act(id, action, now);
             }
@@ -71,7 +77,7 @@ impl<M: Machine> Worker<M> {
                 }
             }
             // Carried out by `carry_out`.
-            Action::Admit(_) => {}
+            Action::Admit(_) | Action::Refuse(_) => {}
             Action::Dial => self.dial(id, now),
             Action::DialNext => self.dial_next(id, now),
             Action::Relay(first) => {
@@ -79,7 +85,6 @@ impl<M: Machine> Worker<M> {
                 connection.mode = Mode::Relaying;
                 self.enqueue(id);
             }
-            Action::Refuse(refusal) => self.refuse(id, &refusal),
             Action::EndWait(outcome) => {
                 self.stats.waited(outcome);
                 self.end_wait(id);
@@ -131,24 +136,37 @@ impl<M: Machine> Worker<M> {
         }
     }
 
-    fn refuse(&mut self, id: u32, refusal: &Refusal) {
+    /// Tells the client why it is not served. Returns whether it can be closed at
+    /// once, as PostgreSQL does: everything it sent was read, and its protocol
+    /// has it wait for an answer. Otherwise what it still sends would be answered
+    /// with RST, which could overtake the message.
+    fn refuse(&mut self, id: u32, refusal: &Refusal) -> bool {
         self.has_spoken(id);
-        if self.connections[id as usize].backend.is_none() {
+        let connection = &mut self.connections[id as usize];
+        let is_first_answer = connection.backend.is_none();
+        if is_first_answer {
             self.give_backend_fd(id);
         }
         let connection = &mut self.connections[id as usize];
         connection.mode = Mode::Lingering;
-        if let Some(client) = &connection.client {
-            // The FIN rides on the segment of the message. A client that takes
-            // neither is lost, and a poll will say so.
-            let _ = self.machine.send(&client.socket, &refusal.encode(), true);
-            self.machine.end(&client.socket);
-            // What it has sent is to be dropped. A poll of one report would
-            // tell; one of changes may have told before.
-            if client.poll == PollState::Changes {
-                self.enqueue(id);
-            }
+        let Some(client) = &connection.client else {
+            return false;
+        };
+        // The FIN rides on the segment of the message. A client that takes
+        // neither is lost, and a poll will say so.
+        let bytes = refusal.encode();
+        let sent = self.machine.send(&client.socket, &bytes, true);
+        let is_told = matches!(sent, Ok(count) if count == bytes.len());
+        if is_told && is_first_answer && client.poll == PollState::Idle && !client.readable {
+            return true;
         }
+        self.machine.end(&client.socket);
+        // What it has sent is to be dropped. A poll of one report would tell;
+        // one of changes may have told before.
+        if client.poll == PollState::Changes {
+            self.enqueue(id);
+        }
+        false
     }
 
     fn count(&mut self, id: u32, count: Count) {

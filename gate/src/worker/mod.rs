@@ -107,6 +107,8 @@ pub struct Worker<M: Machine> {
     generation: u32,
     timers: Timers,
     pending: PendingSet,
+    /// Those accepted lately, with their generation, not in `pending` yet.
+    newcomers: VecDeque<(Instant, u32, u32)>,
     names: NameCache,
     /// Identities of sessions, to be shared.
     identities: HashSet<Arc<Identity>>,
@@ -175,6 +177,7 @@ impl<M: Machine> Worker<M> {
             generation: 0,
             timers: Timers::new(now),
             pending: PendingSet::default(),
+            newcomers: VecDeque::new(),
             names: NameCache::default(),
             identities: HashSet::new(),
             runnable: VecDeque::new(),
@@ -238,6 +241,7 @@ impl<M: Machine> Worker<M> {
         while let Some(id) = self.timers.pop_expired(now) {
             self.expire(id, now);
         }
+        self.settle_newcomers(now - accept::NEW);
         if self.accept_retry.is_some_and(|at| at <= now) {
             self.arm_listeners()?;
         }

@@ -45,6 +45,7 @@ impl<M: Machine> Worker<M> {
             };
             match client.receive(&mut self.machine, &mut hot) {
                 Received::Data(count) => {
+                    connection.active = now;
                     self.pending.spoke(id, now);
                     self.feed(id, Input::ClientData(&hot[..count]), now);
                 }

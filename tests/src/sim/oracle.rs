@@ -282,12 +282,18 @@ pub fn client_saw_reset(world: &World, number: usize) {
     let backend_broke = client
         .backend
         .is_some_and(|backend| world.backends[backend].broke);
+    // It was told why it is not served, and went on speaking where its protocol
+    // has it wait: PostgreSQL closes as well.
+    let line = client.line.expect("it is connected");
+    let spoken = world.lines[line].tcp.ends[PEER].written_total;
+    let spoke_on = near.closed && near.written_total > client.answers() && spoken > near.read_total;
     let scarce = world.plan.fds_max < 1000 || world.plan.session_fds_max < 1000;
     let allowed = client.broke
         || client.saw_end
         || backend_broke
         // That it may not overtake the FIN is checked at the close.
         || near.fin_sent.is_some()
+        || spoke_on && client.backend.is_none()
         || scarce
         || is_excused(world, number)
         || client.backend.is_none() && ends_silently(world, number);
