@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::connection::{Connection, Side};
+use super::connection::{Connection, Mode, Side};
 use super::machine::{Key, Kind, Machine};
 use super::{Listening, Worker};
 use crate::host::{FDS_PER_SESSION, POLITE_RESERVE};
@@ -100,6 +100,7 @@ impl<M: Machine> Worker<M> {
                 self.on_accepted(index, socket, now);
             }
         }
+        self.begin_fresh(now);
         // Never shutdown(2): the queue is the other gate's too.
         self.listeners.clear();
         self.state.worker_left();
@@ -206,13 +207,26 @@ impl<M: Machine> Worker<M> {
         connection.pending = standing == Standing::Counted;
         self.on_reserve += u64::from(!budgeted);
         let id = self.insert(connection);
-        self.start(id, now);
-        let connection = &self.connections[id as usize];
-        if connection.pending && connection.session.is_pending() {
-            let generation = connection.generation;
-            self.newcomers.push_back((now, id, generation));
-            self.evict_for(id, now);
+        self.fresh.push(id);
+    }
+
+    /// Begins with those who were accepted in this round, after everything else:
+    /// by then most of them have spoken, and no poll is needed to hear it.
+    pub(super) fn begin_fresh(&mut self, now: Instant) {
+        let mut fresh = std::mem::take(&mut self.fresh);
+        for id in fresh.drain(..) {
+            if self.connections[id as usize].mode == Mode::Closing {
+                continue;
+            }
+            self.start(id, now);
+            let connection = &self.connections[id as usize];
+            if connection.pending && connection.session.is_pending() {
+                let generation = connection.generation;
+                self.newcomers.push_back((now, id, generation));
+                self.evict_for(id, now);
+            }
         }
+        self.fresh = fresh;
     }
 
     /// Makes those who were accepted before `until` and are still silent known

@@ -46,7 +46,7 @@ impl<M: Machine> Worker<M> {
             let action = std::mem::replace(&mut actions[next], Action::DropBackendData);
             next += 1;
             if let Action::Admit(who) = action {
-                let answer = self.admit(id, &who);
+                let answer = self.admit(id, &who, now);
                 for input in answer.into_iter().flat_map(Answer::inputs) {
                     self.connections[id as usize]
                         .session

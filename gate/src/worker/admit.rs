@@ -49,9 +49,8 @@ impl Answer {
 impl<M: Machine> Worker<M> {
     /// A session asks for its slots. Returns what it is to be told; nothing if
     /// the kernel's answer comes with a completion.
-    pub(super) fn admit(&mut self, id: u32, who: &Identity) -> Option<Answer> {
+    pub(super) fn admit(&mut self, id: u32, who: &Identity, now: Instant) -> Option<Answer> {
         self.pending.remove(id);
-        let now = self.machine.now();
         let connection = &mut self.connections[id as usize];
         connection.asked = 0;
         if !connection.session.is_waiting() {

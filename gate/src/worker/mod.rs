@@ -107,6 +107,8 @@ pub struct Worker<M: Machine> {
     generation: u32,
     timers: Timers,
     pending: PendingSet,
+    /// Those accepted in this round.
+    fresh: Vec<u32>,
     /// Those accepted lately, with their generation, not in `pending` yet.
     newcomers: VecDeque<(Instant, u32, u32)>,
     names: NameCache,
@@ -177,6 +179,7 @@ impl<M: Machine> Worker<M> {
             generation: 0,
             timers: Timers::new(now),
             pending: PendingSet::default(),
+            fresh: Vec::new(),
             newcomers: VecDeque::new(),
             names: NameCache::default(),
             identities: HashSet::new(),
@@ -233,6 +236,7 @@ impl<M: Machine> Worker<M> {
             self.complete(completion, now)?;
         }
         self.completions = completions;
+        self.begin_fresh(now);
         for _ in 0..self.runnable.len() {
             if let Some(id) = self.runnable.pop_front() {
                 self.resume(id, now);
