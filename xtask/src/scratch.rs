@@ -66,6 +66,7 @@ mod tests {
         for (name, expected) in [
             ("gate-bench-12", Some("12")),
             ("gate-run-7", Some("7")),
+            ("gate-bench-sockets-7", Some("7")),
             ("gate-bench-12-0-haproxy", None),
             ("gate-bench-12-0", None),
             ("gate-bench-", None),

@@ -37,11 +37,11 @@ Builds gate and gate-bench (release) and runs `gate-bench run` with the words gi
   --gate-bin PATH      the gate just built
   --commit TEXT        the commit of this checkout, with -dirty if files differ from it
   --out DIR            target/bench/<time>; target/bench/latest leads to it afterwards
-  --postgres ADDR      if a scenario needs a real PostgreSQL (mixed, storm's direct row, all, goals):
-  --postgres-pid PID   a throw-away cluster on 127.0.0.1 and a unix socket, made from the PostgreSQL
-  --postgres-socket P  programs of this
-  --postgres-about T   machine: max_connections=300, pgbench tables of scale 10, commits that do
-                       not wait for the disk. Without such programs the rows are named as missing
+  --postgres ADDR      if a scenario needs a real PostgreSQL (mixed, storm's direct row, all,
+  --postgres-pid PID   goals): a throw-away cluster on 127.0.0.1 and a unix socket, made from the
+  --postgres-socket P  PostgreSQL programs of this machine: max_connections=300, pgbench tables of
+  --postgres-about T   scale 10, commits that do not wait for the disk. Without such programs the
+                       rows are named as missing
   --pgbench PATH       for mixed: the pgbench of those programs, not a wrapper on PATH
 
 Each of them that is given here stands. Ctrl-C ends everything in order. The kernel plane and the
