@@ -75,7 +75,7 @@ fn bench_table(text: &str) -> Result<(&str, &str)> {
 }
 
 fn without_postgres(_: &Stage) -> Result<()> {
-    let own = ["goals", "--peers", "gate", "--only", "-S"];
+    let own = ["goals", "--peers", "gate", "--only=-S"];
     let bench = Bench::new()?;
     bench.run_well(&bench.words(&[&own[..], &QUICK].concat())?)?;
     let report = bench.report()?;
