@@ -1,12 +1,14 @@
 //! A server that speaks enough of the PostgreSQL protocol to be relayed to, and
 //! costs as little as it can: everybody is let in, requests say what they want
-//! in answer (see [`wire`]).
+//! in answer (see [`wire`]). It listens by TCP and on a unix socket.
 
 mod inbox;
+mod listen;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -14,16 +16,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use slab::Slab;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::Socket;
 
 use crate::load::crew::{Place, bind};
 use crate::load::event_loop::EventLoop;
-use crate::load::session;
-use crate::load::streams::{Source, discard};
+use crate::load::streams::{Source, Turn, discard};
+use crate::peer::scratch::Scratch;
 use crate::wire;
 use inbox::{Asked, Inbox};
 
-const BACKLOG: i32 = 4096;
 /// Before the next accept when one failed for want of something.
 const BREATH: Duration = Duration::from_millis(1);
 const READ_BYTES: usize = 256 * 1024;
@@ -31,14 +32,20 @@ const READ_BYTES: usize = 256 * 1024;
 /// (`MAX_STARTUP_PACKET_LENGTH`, src/include/libpq/pqcomm.h).
 const STARTUP_BYTES_MAX: usize = 10_004;
 /// Epoll's number of the listening socket.
-const LISTENER: usize = usize::MAX;
+const TCP: usize = usize::MAX;
+/// Of the one on disk.
+const UNIX: usize = usize::MAX - 1;
 
 /// The server; ends when dropped.
 pub struct Backend {
     /// Where it listens.
     pub address: SocketAddr,
+    /// Its unix socket, named as PostgreSQL names them.
+    pub socket: PathBuf,
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    /// Where that is.
+    _folder: Scratch,
 }
 
 #[derive(Default)]
@@ -53,21 +60,29 @@ impl Backend {
     /// # Errors
     /// It cannot listen, or no threads are left.
     pub fn start(listen: IpAddr, place: &Place) -> Result<Self> {
-        let first = listening((listen, 0).into()).context("the backend cannot listen")?;
+        let first = listen::tcp((listen, 0).into()).context("the backend cannot listen")?;
         let address = first.local_addr()?;
+        let address = address.as_socket().context("an address of TCP")?;
+        let folder = Scratch::new("backend")?;
+        let socket = folder.path(&format!(".s.PGSQL.{}", address.port()));
+        let unix = listen::unix(&socket)
+            .with_context(|| format!("the backend cannot listen on {}", socket.display()))?;
         let mut backend = Self {
             address,
+            socket,
             shared: Arc::default(),
             threads: Vec::new(),
+            _folder: folder,
         };
         let mut first = Some(first);
         for index in 0..place.threads() {
-            let listener = first.take().map_or_else(|| listening(address), Ok)?;
+            let tcp = first.take().map_or_else(|| listen::tcp(address), Ok)?;
+            let listeners = [(TCP, tcp), (UNIX, unix.try_clone()?)];
             let shared = Arc::clone(&backend.shared);
             let cpu = place.cpus.get(index).copied();
             let thread = std::thread::Builder::new().name(format!("backend-{index}"));
             backend.threads.push(thread.spawn(move || {
-                let ended = bind(cpu).and_then(|()| Thread::new(listener, &shared)?.run());
+                let ended = bind(cpu).and_then(|()| Thread::new(listeners, &shared)?.run());
                 if let Err(error) = ended {
                     eprintln!("gate-bench: the backend ended: {error:#}");
                 }
@@ -111,20 +126,9 @@ fn is_shortage(error: &io::Error) -> bool {
         .contains(&code)
 }
 
-fn listening(address: SocketAddr) -> io::Result<TcpListener> {
-    let kind = Type::STREAM.nonblocking().cloexec();
-    let domain = Domain::for_address(address);
-    let socket = session::like_ethernet(Socket::new(domain, kind, Some(Protocol::TCP))?)?;
-    socket.set_reuse_port(true)?;
-    // Accepted sockets inherit it.
-    socket.set_tcp_nodelay(true)?;
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    Ok(socket.into())
-}
-
 struct Thread<'a> {
-    listener: TcpListener,
+    /// By epoll's number.
+    listeners: [(usize, Socket); 2],
     shared: &'a Shared,
     events: EventLoop,
     sessions: Slab<Session>,
@@ -138,7 +142,9 @@ struct Thread<'a> {
 }
 
 struct Session {
-    stream: TcpStream,
+    stream: Socket,
+    /// A unix socket cannot throw bytes away without copying them.
+    is_unix: bool,
     state: State,
     /// Of a reply, what the socket did not take yet.
     unsent: Option<(Arc<[u8]>, usize)>,
@@ -156,11 +162,13 @@ enum State {
 }
 
 impl<'a> Thread<'a> {
-    fn new(listener: TcpListener, shared: &'a Shared) -> Result<Self> {
+    fn new(listeners: [(usize, Socket); 2], shared: &'a Shared) -> Result<Self> {
         let events = EventLoop::new()?;
-        events.add(&listener, LISTENER)?;
+        for (token, listener) in &listeners {
+            events.add(listener, *token)?;
+        }
         Ok(Self {
-            listener,
+            listeners,
             shared,
             events,
             sessions: Slab::new(),
@@ -178,13 +186,12 @@ impl<'a> Thread<'a> {
             let until = (!self.ready.is_empty()).then(std::time::Instant::now);
             self.events.wait(until, &mut told)?;
             if std::mem::take(&mut self.ready_to_accept) {
-                self.accept()?;
+                self.accept_all()?;
             }
             for event in &told {
-                if event.token == LISTENER {
-                    self.accept()?;
-                } else {
-                    self.serve(event.token);
+                match event.token {
+                    TCP | UNIX => self.accept_all()?,
+                    token => self.serve(token),
                 }
             }
             for _ in 0..self.ready.len() {
@@ -196,9 +203,15 @@ impl<'a> Thread<'a> {
         Ok(())
     }
 
-    fn accept(&mut self) -> Result<()> {
+    fn accept_all(&mut self) -> Result<()> {
+        (0..self.listeners.len()).try_for_each(|index| self.accept(index))
+    }
+
+    fn accept(&mut self, index: usize) -> Result<()> {
         loop {
-            let stream = match self.listener.accept() {
+            let (number, listener) = &self.listeners[index];
+            let is_unix = *number == UNIX;
+            let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
@@ -216,6 +229,7 @@ impl<'a> Thread<'a> {
             let token = entry.key();
             entry.insert(Session {
                 stream,
+                is_unix,
                 state: State::Startup(Vec::new()),
                 unsent: None,
             });
@@ -265,7 +279,11 @@ impl Session {
                     return Ok(tools.source.send(&self.stream, offset)?.more);
                 }
                 State::Upload => {
-                    let turn = discard(&self.stream)?;
+                    let turn = if self.is_unix {
+                        read_away(&mut self.stream, tools.buffer)?
+                    } else {
+                        discard(&self.stream)?
+                    };
                     tools.uploaded.fetch_add(turn.bytes, Ordering::Relaxed);
                     return Ok(turn.more);
                 }
@@ -362,6 +380,19 @@ impl Session {
     }
 }
 
+/// Throws away what has come in, up to a buffer of it.
+fn read_away(stream: &mut Socket, buffer: &mut [u8]) -> Result<Turn> {
+    match stream.read(buffer) {
+        Ok(0) => anyhow::bail!("the client ended"),
+        Ok(bytes) => Ok(Turn {
+            bytes: bytes as u64,
+            more: true,
+        }),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(Turn::default()),
+        Err(error) => Err(error.into()),
+    }
+}
+
 fn is_whole_startup(packet: &[u8]) -> Result<bool> {
     let Some((length, _)) = packet.split_first_chunk() else {
         return Ok(false);
@@ -377,8 +408,10 @@ fn is_whole_startup(packet: &[u8]) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
+    use std::os::unix::net::UnixStream;
 
     use super::*;
+    use crate::load::session;
 
     #[test]
     fn it_lets_in_and_answers() {
@@ -401,5 +434,32 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(backend.uploaded(), 12345);
+    }
+
+    #[test]
+    fn it_serves_a_unix_socket_too_and_removes_it() {
+        let backend = Backend::start(Ipv4Addr::LOCALHOST.into(), &Place::default()).unwrap();
+        let name = format!(".s.PGSQL.{}", backend.address.port());
+        assert!(backend.socket.ends_with(name));
+        let mut session = UnixStream::connect(&backend.socket).unwrap();
+        let read = |session: &mut UnixStream, expected: Vec<u8>| {
+            let mut found = vec![0; expected.len()];
+            session.read_exact(&mut found).unwrap();
+            assert_eq!(found, expected);
+        };
+        let startup = wire::startup_packet(session::USER, session::DATABASE);
+        session.write_all(&startup).unwrap();
+        read(&mut session, wire::welcome());
+        session.write_all(&wire::request(64, 70_000)).unwrap();
+        read(&mut session, wire::reply(70_000));
+        session.write_all(&wire::query(wire::UPLOAD)).unwrap();
+        read(&mut session, wire::copy_begins(b'G'));
+        session.write_all(&vec![7; 1_000_000]).unwrap();
+        while backend.uploaded() < 1_000_000 {
+            std::thread::yield_now();
+        }
+        let socket = backend.socket.clone();
+        drop(backend);
+        assert!(!socket.exists());
     }
 }

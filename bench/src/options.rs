@@ -32,16 +32,18 @@ pub struct Options {
     /// Interleaved rounds of each point; medians of fewer than five say little
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
-    /// Measured seconds of each run
-    #[arg(long, default_value_t = 3.0)]
-    pub seconds: f64,
+    /// Measured seconds of each run; default: 3, and 2 of `goals`
+    #[arg(long)]
+    pub seconds: Option<f64>,
     /// Seconds of load before them
     #[arg(long, default_value_t = 0.5)]
     pub warm_up: f64,
-    /// Ways to the server, separated by commas; default: every one that is installed
+    /// Ways to the server, separated by commas; default: every one that is installed. Besides
+    /// them `gate-unix`, `haproxy-unix` and `pgbouncer-unix` have the server on a unix socket
     #[arg(long, value_delimiter = ',')]
     pub peers: Vec<String>,
-    /// CPUs of gate and its peers: `0,2-3`, or `all` to bind nobody; default: the first half
+    /// CPUs of gate and its peers: `0,2-3`, or `all` to bind nobody; default: the first half, and
+    /// one of them for `goals`
     #[arg(long)]
     pub gate_cpus: Option<CpuList>,
     /// CPUs of load and backend; default: the rest
@@ -63,6 +65,9 @@ pub struct Options {
     /// Its first process, whose CPU time is read
     #[arg(long, requires = "postgres")]
     pub postgres_pid: Option<u32>,
+    /// Its unix socket, for the ways that have the server on one
+    #[arg(long, value_name = "PATH", requires = "postgres")]
+    pub postgres_socket: Option<PathBuf>,
     /// What the report says of it: version, settings
     #[arg(long, value_name = "TEXT")]
     pub postgres_about: Option<String>,
@@ -76,11 +81,16 @@ pub struct Options {
     #[arg(long)]
     pub rate: Option<f64>,
     /// Numbers of sessions of `idle`, separated by commas
-    #[arg(long, value_delimiter = ',', default_values_t = [100, 1000, 9000])]
+    /// [default: 100,1000,9000; 9000 of `goals`]
+    #[arg(long, value_delimiter = ',')]
     pub idle: Vec<usize>,
-    /// Clients of `stall` that never read
-    #[arg(long, default_value_t = 200)]
-    pub stalled: usize,
+    /// Clients of `stall` that never read; default: 200, and 1000 of `goals`
+    #[arg(long)]
+    pub stalled: Option<usize>,
+    /// Workers of each proxy in `mixed`, where nobody is bound to CPUs. PgBouncer has one thread in
+    /// any case: with more, the others are compared with less than themselves
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub mixed_workers: u16,
     /// Congestion control of every socket, for the time of the run
     #[arg(long)]
     pub congestion_control: Option<String>,
@@ -119,6 +129,12 @@ impl Paces {
 }
 
 impl Options {
+    /// Whether the lines of the table of goals are measured, and nothing else.
+    #[must_use]
+    pub fn goals(&self) -> bool {
+        self.scenarios == [Scenario::Goals]
+    }
+
     /// How every load is run.
     ///
     /// # Errors
@@ -143,12 +159,30 @@ impl Options {
             "--disturbed-above {}: a part of a CPU, in percent",
             self.disturbed_above
         );
+        ensure!(
+            self.goals() || !self.scenarios.contains(&Scenario::Goals),
+            "`goals` is a choice of its own: name it alone"
+        );
+        let default = if self.goals() {
+            Plan::of_goals()
+        } else {
+            Plan::default()
+        };
+        let seconds = match self.seconds {
+            Some(seconds) => Some(time("seconds", seconds, 0.1)?),
+            None => None,
+        };
         Ok(Plan {
-            seconds: time("seconds", self.seconds, 0.1)?,
+            seconds: seconds.unwrap_or(default.seconds),
+            stall_seconds: seconds.unwrap_or(default.stall_seconds),
             warm_up: time("warm-up", self.warm_up, 0.0)?,
             rate: self.rate,
-            stalled: self.stalled,
-            idle: self.idle.clone(),
+            stalled: self.stalled.unwrap_or(default.stalled),
+            idle: match &self.idle[..] {
+                [] => default.idle,
+                idle => idle.to_vec(),
+            },
+            workers: self.mixed_workers.into(),
             pgbench: self.pgbench.clone(),
         })
     }

@@ -7,6 +7,7 @@ use anyhow::{Result, bail, ensure};
 
 use crate::options::Options;
 use crate::peer::{Kind, Peer};
+use crate::report::goals;
 use crate::report::model::PeerInfo;
 
 /// A way that was asked for.
@@ -22,38 +23,54 @@ pub struct Asked {
 /// # Errors
 /// There is no such way, or no such gate.
 pub fn asked(options: &Options) -> Result<Vec<Asked>> {
+    // A refusal is to be counted where gate counts by itself.
+    let is_auto = options.kernel == "auto";
+    let kernel = if options.goals() && is_auto && rustix::process::geteuid().is_root() {
+        "required"
+    } else {
+        &options.kernel
+    };
     let mut gates: Vec<Peer> = Vec::new();
     for word in &options.gate_bin {
         let (name, path) = gate_name(word);
-        gates.push(Peer::gate(name, Path::new(path), &options.kernel));
+        gates.push(Peer::gate(name, Path::new(path), kernel));
     }
-    let others = Peer::all(Path::new(""), &options.kernel);
+    let others = Peer::all(Path::new(""), kernel);
     let others = others
         .into_iter()
         .filter(|peer| !matches!(peer.kind, Kind::Gate { .. }));
     let all: Vec<Peer> = gates.into_iter().chain(others).collect();
+    // These take part when they are named.
+    let by_unix: Vec<Peer> = all.iter().filter_map(Peer::by_unix).collect();
+    let known = || all.iter().chain(&by_unix);
     let mut names = BTreeSet::new();
-    for peer in &all {
+    for peer in known() {
         ensure!(
             names.insert(peer.name.as_str()),
             "two ways are called `{}`: give each gate a name of its own, --gate-bin NAME=PATH",
             peer.name
         );
     }
-    let chosen = if options.peers.is_empty() {
-        all
-    } else {
-        let names: Vec<_> = all.iter().map(|peer| peer.name.as_str()).collect();
-        for name in &options.peers {
-            ensure!(
-                names.contains(&name.as_str()),
-                "there is no peer `{name}`; there are {}",
-                names.join(", ")
-            );
-        }
-        let is_chosen = |peer: &Peer| options.peers.contains(&peer.name);
-        all.into_iter().filter(is_chosen).collect()
+    let names: Vec<_> = known().map(|peer| peer.name.as_str()).collect();
+    for name in &options.peers {
+        ensure!(
+            names.contains(&name.as_str()),
+            "there is no peer `{name}`; there are {}",
+            names.join(", ")
+        );
+    }
+    let is_chosen = |peer: &&Peer| match &options.peers[..] {
+        [] if options.goals() => goals::all_ways().contains(&peer.name.as_str()),
+        [] => !peer.by_unix,
+        names => names.contains(&peer.name),
     };
+    let chosen: Vec<Peer> = known().filter(is_chosen).cloned().collect();
+    if options.goals() {
+        ensure!(
+            chosen.iter().any(|peer| peer.name == "gate"),
+            "`goals` are those of the way `gate`, which is not among the ways of this run"
+        );
+    }
     let mut found = Vec::new();
     for peer in chosen {
         let version = peer.version();
@@ -84,7 +101,7 @@ fn gate_name(word: &str) -> (&str, &str) {
 #[must_use]
 pub fn planes(asked: &[Asked]) -> Vec<Peer> {
     let gates = asked.iter().filter_map(|one| match &one.peer.kind {
-        Kind::Gate { program, .. } => Some((&one.peer.name, program)),
+        Kind::Gate { program, .. } if !one.peer.by_unix => Some((&one.peer.name, program)),
         _ => None,
     });
     gates

@@ -20,7 +20,7 @@ use crate::load::crew::Place;
 use crate::options::Options;
 use crate::peer::{Kind, Peer};
 use crate::report::model::{NicReport, Placement, PointReport, Report, SCHEMA, ScenarioReport};
-use crate::report::{finish, histogram};
+use crate::report::{finish, goals, histogram};
 use crate::roster::{self, Asked};
 use crate::runner::{Done, Nic, Postgres, Runner};
 use crate::scenario::{Point, Scenario};
@@ -34,7 +34,13 @@ pub fn run(options: &Options) -> Result<()> {
     let started = SystemTime::now();
     let asked = roster::asked(options)?;
     let mut placement = cpus::place(options.gate_cpus.as_ref(), options.load_cpus.as_ref())?;
+    if options.goals() && options.gate_cpus.is_none() {
+        // PgBouncer has one thread: nobody has more.
+        placement.gate_cpus.truncate(1);
+        placement.notes = cpus::notes(&placement.gate_cpus, &placement.load_cpus)?;
+    }
     let plan = options.plan()?;
+    let seconds = plan.seconds.as_secs_f64();
     if options.flame {
         flame::perf_version()?;
     }
@@ -64,7 +70,11 @@ pub fn run(options: &Options) -> Result<()> {
         postgres: options
             .postgres
             .zip(options.postgres_pid)
-            .map(|(address, pid)| Postgres { address, pid }),
+            .map(|(address, pid)| Postgres {
+                address,
+                pid,
+                socket: options.postgres_socket.clone(),
+            }),
         placement,
         rounds: options.rounds,
         repeats: options.repeats,
@@ -81,11 +91,12 @@ pub fn run(options: &Options) -> Result<()> {
         host_changes: changed.report(),
         placement: runner.placement.clone(),
         rounds: options.rounds,
-        seconds: options.seconds,
+        seconds,
         peers: Vec::new(),
         scenarios: Vec::new(),
         nic: None,
         postgres: options.postgres_about.clone(),
+        goals: Vec::new(),
     };
     let outcome = run_scenarios(options, &mut runner, &mut report);
     report.peers = roster::infos(&asked, &runner.commands);
@@ -97,6 +108,9 @@ pub fn run(options: &Options) -> Result<()> {
         runs: nic.runs.clone(),
     });
     report.complete();
+    if options.goals() {
+        report.goals = goals::judge(&report);
+    }
     let written = finish::write(&report, &options.out)?;
     print!("{}", fs::read_to_string(&written.text)?);
     println!("{}", written.json.display());
@@ -139,13 +153,19 @@ fn open_nic(options: &Options, placement: &mut Placement, asked: &[Asked]) -> Re
 }
 
 fn run_scenarios(options: &Options, runner: &mut Runner, report: &mut Report) -> Result<()> {
-    for scenario in Scenario::resolve(&options.scenarios) {
+    let plan = &runner.plan;
+    let work: Vec<(Scenario, Vec<Point>)> = if options.goals() {
+        Scenario::of_goals(plan)
+    } else {
+        let scenarios = Scenario::resolve(&options.scenarios).into_iter();
+        scenarios.map(|one| (one, one.points(plan))).collect()
+    };
+    for (scenario, points) in work {
         report.scenarios.push(ScenarioReport {
             name: scenario.name(),
             about: scenario.about(),
             points: Vec::new(),
         });
-        let points = scenario.points(&runner.plan);
         for point in points.iter().filter(|point| is_asked_for(options, point)) {
             let done = runner.run(&scenario.name(), point);
             let reported = keep_latencies(&options.out, scenario, point, done)?;

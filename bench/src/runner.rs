@@ -63,12 +63,14 @@ pub struct Runner {
 }
 
 /// A PostgreSQL that runs already.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Postgres {
     /// Where it listens.
     pub address: SocketAddr,
     /// Its first process, whose CPU time is read.
     pub pid: u32,
+    /// Its unix socket.
+    pub socket: Option<PathBuf>,
 }
 
 /// A network device between load and gate.
@@ -100,7 +102,11 @@ impl Runner {
         } else {
             &self.peers
         };
-        let peers = peers.clone();
+        let takes_part = |peer: &&Peer| {
+            let named = point.peers.as_ref();
+            named.is_none_or(|names| names.contains(&peer.name.as_str()))
+        };
+        let peers: Vec<Peer> = peers.iter().filter(takes_part).cloned().collect();
         let mut paths: Vec<(PathReport, Vec<Interval>)> = peers
             .iter()
             .map(|peer| {
@@ -172,6 +178,13 @@ impl Runner {
         if needs && self.nic.is_some() {
             return Some("PostgreSQL is not at the other end of --nic".to_owned());
         }
+        if peer.by_unix && self.nic.is_some() {
+            return Some("a unix socket does not lead over --nic".to_owned());
+        }
+        let postgres = self.postgres.as_ref();
+        if peer.by_unix && needs && postgres.is_none_or(|one| one.socket.is_none()) {
+            return Some("needs PostgreSQL's unix socket: --postgres-socket".to_owned());
+        }
         let is_gate = matches!(peer.kind, Kind::Gate { .. });
         let in_kernel = point.planes || (is_gate && point.role == Role::RefuseHard);
         if in_kernel && !rustix::process::geteuid().is_root() {
@@ -235,7 +248,8 @@ impl Runner {
             seconds: window.elapsed.as_secs_f64(),
             values: measured.values.into_iter().collect(),
             sides: window.report(),
-            bottleneck: bottleneck(peer, point.pace, window, placement).to_owned(),
+            bottleneck: bottleneck(peer, point.pace, window, placement, self.workers(point))
+                .to_owned(),
             failed: measured.failed,
             failure: measured.failure,
             unfinished: measured.unfinished,
@@ -290,11 +304,17 @@ impl Runner {
         // Both ends of every session are ours.
         let needed = 2 * point.sessions as u64 + OWN_DESCRIPTORS;
         descriptors::ensure_enough(needed, point.sessions, "load and backend")?;
-        let postgres = self.postgres.map(|postgres| postgres.address);
+        let postgres = self.postgres.as_ref();
         let backend = match (point.server, postgres) {
-            (Server::Postgres, Some(address)) => address,
-            (Server::PostgresIfDirect, Some(address)) if peer.kind == Kind::Direct => address,
+            (Server::Postgres, Some(postgres)) => postgres.address,
+            (Server::PostgresIfDirect, Some(postgres)) if peer.kind == Kind::Direct => {
+                postgres.address
+            }
             _ => self.backend.address,
+        };
+        let socket = match point.server {
+            Server::Postgres => postgres.and_then(|postgres| postgres.socket.clone()),
+            _ => Some(self.backend.socket.clone()),
         };
         let cpus = match point.server {
             Server::Postgres => Vec::new(),
@@ -302,6 +322,7 @@ impl Runner {
         };
         let proxy = peer.start(&Job {
             backend,
+            backend_socket: socket.filter(|_| peer.by_unix),
             listen: match &self.nic {
                 Some(nic) => nic.network.gate_address,
                 None => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -309,6 +330,7 @@ impl Runner {
             namespace: self.nic.as_ref().map(|nic| Arc::clone(&nic.gate_namespace)),
             role: point.role,
             cpus,
+            unbound_workers: self.workers(point),
             sessions: point.sessions,
         })?;
         if let Some(command) = &proxy.command {
@@ -320,13 +342,23 @@ impl Runner {
         Ok(proxy)
     }
 
+    /// Of a proxy that is not bound to CPUs. Before PostgreSQL all of them have as
+    /// many, or one thread would be compared with several.
+    fn workers(&self, point: &Point) -> usize {
+        match point.server {
+            Server::Postgres => self.plan.workers,
+            // Counts the CPUs that this process is allowed, as children inherit them.
+            _ => std::thread::available_parallelism().map_or(1, usize::from),
+        }
+    }
+
     /// What a load finds on a way to the server.
     #[must_use]
     pub fn stage<'a>(&'a self, peer: &Peer, point: &Point, proxy: &Proxy) -> Stage<'a> {
         let real = point.server == Server::Postgres;
         // Refused by PostgreSQL itself, which is in the proxy's place then.
         let refusing = peer.kind == Kind::Direct && point.server == Server::PostgresIfDirect;
-        let postgres = self.postgres.map(|postgres| postgres.pid);
+        let postgres = self.postgres.as_ref().map(|postgres| postgres.pid);
         let mut sides = Vec::new();
         if let Some(pid) = proxy.pid {
             sides.push(("proxy", Who::Tree(pid)));

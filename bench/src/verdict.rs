@@ -13,13 +13,15 @@ const BUSY: f64 = 0.9;
 /// Of what is done: more failures are a failure of the run.
 const FAILED_MAX: f64 = 0.01;
 
-/// Who held the rate down; without a placement nobody is bound to CPUs.
+/// Who held the rate down; without a placement nobody is bound to CPUs, and the proxy
+/// has so many `workers`.
 #[must_use]
 pub fn bottleneck(
     peer: &Peer,
     pace: Pace,
     window: &Window,
     placement: Option<&Placement>,
+    workers: usize,
 ) -> &'static str {
     let elapsed = window.elapsed.as_secs_f64();
     let cpus = |name: &str| window.cpu(name).unwrap_or_default().as_secs_f64() / elapsed;
@@ -27,8 +29,13 @@ pub fn bottleneck(
     let bound = placement.map(|placed| (placed.gate_cpus.len(), placed.load_cpus.len()));
     let Some((gate @ 1.., load @ 1..)) = bound else {
         let all = std::thread::available_parallelism().map_or(1, usize::from);
-        let busy = ends + proxy > all as f64 * BUSY;
-        return if busy { "all CPUs" } else { "nobody" };
+        let proxy_busy = proxy > peer.cpus_usable(workers) as f64 * BUSY;
+        let all_busy = ends + proxy > all as f64 * BUSY;
+        return match (all_busy, proxy_busy) {
+            (true, _) => "all CPUs",
+            (false, true) => "proxy",
+            (false, false) => "nobody",
+        };
     };
     if ends > load as f64 * BUSY {
         "load"
@@ -83,6 +90,7 @@ mod tests {
         let peer = |kind| Peer {
             name: String::new(),
             kind,
+            by_unix: false,
         };
         let placed = |gate: usize, load: usize| Placement {
             gate_cpus: (0..gate).collect(),
@@ -91,7 +99,7 @@ mod tests {
         };
         let open = Pace::Open { per_second: 1.0 };
         let told = |kind, pace, proxy, load, placement: &Placement| {
-            bottleneck(&peer(kind), pace, &window(proxy, load), Some(placement))
+            bottleneck(&peer(kind), pace, &window(proxy, load), Some(placement), 1)
         };
         let one = placed(1, 1);
         assert_eq!(told(Kind::Haproxy, Pace::Closed, 0.95, 0.5, &one), "proxy");

@@ -85,6 +85,11 @@ impl Cluster {
         format!("127.0.0.1:{}", self.port)
     }
 
+    /// Its unix socket, if that is in this folder.
+    pub fn socket(&self, folder: &Path) -> PathBuf {
+        folder.join(format!(".s.PGSQL.{}", self.port))
+    }
+
     /// The server's own process, the parent of all of its others.
     pub fn pid(&self) -> u32 {
         self.server.id()

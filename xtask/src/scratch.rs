@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 /// Tasks whose folders are swept.
-const TASKS: [&str; 2] = ["bench", "run"];
+const TASKS: [&str; 3] = ["bench", "bench-sockets", "run"];
 
 /// A folder of this run alone, removed with everything in it when dropped.
 pub struct Scratch {
@@ -52,7 +52,7 @@ fn sweep(parent: &Path) {
 /// The process that made a folder of this name. gate-bench has `gate-bench-<process>-...` for
 /// itself.
 fn owner(name: &str) -> Option<&str> {
-    let (task, process) = name.strip_prefix("gate-")?.split_once('-')?;
+    let (task, process) = name.strip_prefix("gate-")?.rsplit_once('-')?;
     let is_number = !process.is_empty() && process.bytes().all(|byte| byte.is_ascii_digit());
     (TASKS.contains(&task) && is_number).then_some(process)
 }
@@ -66,6 +66,7 @@ mod tests {
         for (name, expected) in [
             ("gate-bench-12", Some("12")),
             ("gate-run-7", Some("7")),
+            ("gate-bench-sockets-7", Some("7")),
             ("gate-bench-12-0-haproxy", None),
             ("gate-bench-12-0", None),
             ("gate-bench-", None),

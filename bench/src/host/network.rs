@@ -21,18 +21,20 @@
 //! another one over loopback, and the card would see none of it. Load from another
 //! machine is not supported.
 
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd as _, BorrowedFd};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use super::namespace::{Namespace, ip};
+use super::namespace::{Namespace, inside, ip};
 use super::nic::{Device, Queue, Sources, online_cpus};
 use super::veth::{self, Pair};
 
 /// What `--nic` calls the pair that the bench makes.
 pub const VETH: &str = "veth";
+const CONGESTION_CONTROL: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 
 /// A way from load to gate that is not loopback. What the bench made of it is
 /// gone when it is dropped; gate and load must have ended before.
@@ -140,6 +142,17 @@ impl Network {
                 bail!("packets to {to} would go through {by}, not through {name}: see `ip route`");
             }
         }
+        // Load and backend would send by other rules than the proxies.
+        let (here, there) = (
+            congestion_control(),
+            inside(Some(load.as_fd()), congestion_control)?,
+        );
+        let (here, there) = (here?, there?);
+        ensure!(
+            here == there,
+            "congestion control is {here} here and {there} in the namespace {namespace}: `ip netns \
+             exec {namespace} sysctl -w net.ipv4.tcp_congestion_control={here}`"
+        );
         Ok(Self {
             gate_address,
             load_address,
@@ -190,6 +203,12 @@ impl Network {
     pub fn notes(&self, load_cpus: &[usize]) -> Vec<String> {
         notes(&self.device, load_cpus)
     }
+}
+
+/// Of sockets that are made in this thread's network namespace.
+fn congestion_control() -> std::io::Result<String> {
+    let name = fs::read_to_string(CONGESTION_CONTROL)?;
+    Ok(name.trim().to_owned())
 }
 
 fn notes(device: &Device, load_cpus: &[usize]) -> Vec<String> {

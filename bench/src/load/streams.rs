@@ -6,7 +6,7 @@
 
 use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{MemfdFlags, memfd_create, sendfile};
@@ -104,7 +104,7 @@ pub struct Turn {
 ///
 /// # Errors
 /// The other side has ended, or reset the connection.
-pub fn discard(stream: &TcpStream) -> Result<Turn> {
+pub fn discard(stream: &impl AsRawFd) -> Result<Turn> {
     let mut turn = Turn::default();
     for _ in 0..CALLS_PER_TURN {
         match truncated(stream, BYTES_PER_CALL) {
@@ -119,8 +119,7 @@ pub fn discard(stream: &TcpStream) -> Result<Turn> {
 }
 
 /// recv(2) that copies nothing: for TCP, `MSG_TRUNC` throws the bytes away (tcp(7)).
-fn truncated(stream: &TcpStream, bytes: usize) -> std::io::Result<usize> {
-    use std::os::fd::AsRawFd as _;
+fn truncated(stream: &impl AsRawFd, bytes: usize) -> std::io::Result<usize> {
     // SAFETY: with MSG_TRUNC a TCP socket writes nothing to the address it is given
     // (tcp_recvmsg_locked copies only without the flag), so none is given.
     let received = unsafe {
@@ -160,7 +159,7 @@ impl Source {
     ///
     /// # Errors
     /// The other side has ended, or reset the connection.
-    pub fn send(&mut self, stream: &TcpStream, offset: &mut u64) -> Result<Turn> {
+    pub fn send(&mut self, stream: &impl AsFd, offset: &mut u64) -> Result<Turn> {
         let mut turn = Turn::default();
         for _ in 0..CALLS_PER_TURN {
             if *offset == self.bytes {

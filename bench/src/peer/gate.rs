@@ -61,6 +61,7 @@ fn start_full(program: &Path, job: &Job) -> Result<Proxy> {
     let server = TcpListener::bind((job.backend.ip(), 0))?;
     let job = Job {
         backend: server.local_addr()?,
+        backend_socket: None,
         ..job.clone()
     };
     let (mut proxy, mut first) = launch::start_held("gate", &job, |job, address, scratch| {
@@ -89,7 +90,7 @@ fn command(
         .arg("--config")
         .arg(config)
         .args(["--listen", &address.to_string()])
-        .args(["--backend", &job.backend.to_string()])
+        .args(["--backend", &job.backend_word()])
         .args(["--workers", &job.workers().to_string()])
         .args(["--instance", scratch.name()])
         .args(["--kernel", kernel])

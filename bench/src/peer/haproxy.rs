@@ -51,6 +51,10 @@ pub fn config(job: &Job, address: SocketAddr) -> Result<String> {
         Role::RefuseHard => "tcp-request connection reject",
         Role::Relay | Role::RefusePolitely => "",
     };
+    let backend = match &job.backend_socket {
+        Some(socket) => format!("unix@{}", socket.display()),
+        None => job.backend.to_string(),
+    };
     template::fill(
         CONFIG,
         &[
@@ -58,7 +62,7 @@ pub fn config(job: &Job, address: SocketAddr) -> Result<String> {
             ("cpu_map", cpu_map),
             ("sessions", job.sessions_max().to_string()),
             ("listen", address.to_string()),
-            ("backend", job.backend.to_string()),
+            ("backend", backend),
             ("refuse", refuse.to_owned()),
         ],
     )

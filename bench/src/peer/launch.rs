@@ -134,7 +134,7 @@ fn shown(command: &Command, job: &Job, address: SocketAddr, scratch: &Scratch) -
         (scratch.folder().display().to_string(), "$DIR"),
         (scratch.name().to_owned(), "$INSTANCE"),
         (address.to_string(), "$LISTEN"),
-        (job.backend.to_string(), "$BACKEND"),
+        (job.backend_word(), "$BACKEND"),
     ];
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let words: Vec<_> = words.map(|word| word.to_string_lossy()).collect();

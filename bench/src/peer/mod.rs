@@ -12,7 +12,7 @@ mod launch;
 mod nginx;
 mod pgbouncer;
 mod program;
-mod scratch;
+pub mod scratch;
 mod template;
 
 use std::net::{IpAddr, SocketAddr};
@@ -33,6 +33,8 @@ pub struct Peer {
     pub name: String,
     /// What it is.
     pub kind: Kind,
+    /// Whether it reaches the server by its unix socket.
+    pub by_unix: bool,
 }
 
 /// What a peer is.
@@ -64,6 +66,9 @@ pub enum Kind {
 pub struct Job {
     /// Where it finds the server.
     pub backend: SocketAddr,
+    /// The server's unix socket, if it is to be reached by that: `.s.PGSQL.` with
+    /// the port of `backend`.
+    pub backend_socket: Option<PathBuf>,
     /// Which address it listens on; the port is free to choose.
     pub listen: IpAddr,
     /// The network namespace that it runs in; `None`: this one.
@@ -71,8 +76,10 @@ pub struct Job {
     /// What it does with clients.
     pub role: Role,
     /// The CPUs that it is bound to, with one worker pinned to each; empty: not
-    /// bound, and as many unpinned workers as there are CPUs.
+    /// bound.
     pub cpus: Vec<usize>,
+    /// Its workers where it is not bound.
+    pub unbound_workers: usize,
     /// As many sessions at once must be possible.
     pub sessions: usize,
 }
@@ -123,6 +130,7 @@ impl Peer {
         let peer = |(name, kind): (&str, Kind)| Self {
             name: name.to_owned(),
             kind,
+            by_unix: false,
         };
         let gate = Self::gate("gate", gate, kernel);
         let others = [
@@ -147,7 +155,23 @@ impl Peer {
                 program: program.to_owned(),
                 kernel: kernel.to_owned(),
             },
+            by_unix: false,
         }
+    }
+
+    /// The same, with the server on a unix socket; `None` of those that are not
+    /// measured so.
+    #[must_use]
+    pub fn by_unix(&self) -> Option<Self> {
+        let able = matches!(
+            self.kind,
+            Kind::Gate { .. } | Kind::Haproxy | Kind::Pgbouncer
+        );
+        able.then(|| Self {
+            name: format!("{}-unix", self.name),
+            kind: self.kind.clone(),
+            by_unix: true,
+        })
     }
 
     /// What the installed program says of its version.
@@ -245,9 +269,16 @@ impl Job {
     /// How many workers, threads or processes a proxy has.
     fn workers(&self) -> usize {
         match self.cpus.len() {
-            // Counts the CPUs that this process is allowed, as children inherit them.
-            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            0 => self.unbound_workers,
             bound => bound,
+        }
+    }
+
+    /// Where the server is, as gate's command line has it.
+    fn backend_word(&self) -> String {
+        match &self.backend_socket {
+            Some(socket) => socket.display().to_string(),
+            None => self.backend.to_string(),
         }
     }
 
@@ -264,10 +295,12 @@ mod tests {
     pub fn job() -> Job {
         Job {
             backend: "127.0.0.1:5432".parse().unwrap(),
+            backend_socket: None,
             listen: [127, 0, 0, 1].into(),
             namespace: None,
             role: Role::Relay,
             cpus: Vec::new(),
+            unbound_workers: 1,
             sessions: 10,
         }
     }
@@ -329,6 +362,26 @@ mod tests {
         for setting in ["reject", "deny", "refused", "cpu-map", "affinity"] {
             assert!(!all.contains(setting), "{setting:?} in:\n{all}");
         }
+    }
+
+    #[test]
+    fn a_unix_socket_is_named_as_each_of_them_names_it() {
+        let job = Job {
+            backend_socket: Some("/run/x/.s.PGSQL.5432".into()),
+            unbound_workers: 3,
+            ..job()
+        };
+        let address = "[::1]:7777".parse().unwrap();
+        let haproxy = haproxy::config(&job, address).unwrap();
+        assert!(haproxy.contains("server backend unix@/run/x/.s.PGSQL.5432"));
+        assert!(haproxy.contains("nbthread 3"));
+        let pgbouncer = pgbouncer::config(&job, address, Path::new("/a")).unwrap();
+        assert!(pgbouncer.contains("* = host=/run/x port=5432"));
+        assert_eq!(job.backend_word(), "/run/x/.s.PGSQL.5432");
+        let unix = Peer::all(Path::new("gate"), "off");
+        let unix: Vec<_> = unix.iter().filter_map(Peer::by_unix).collect();
+        let names: Vec<_> = unix.iter().map(|peer| peer.name.as_str()).collect();
+        assert_eq!(names, ["gate-unix", "haproxy-unix", "pgbouncer-unix"]);
     }
 
     #[test]

@@ -61,12 +61,18 @@ pub fn config(job: &Job, address: SocketAddr, users: &Path) -> Result<String> {
         Role::RefusePolitely => 0,
         Role::Relay | Role::RefuseHard => job.sessions_max(),
     };
+    // It makes a socket's name of its folder and the port itself.
+    let folder = job.backend_socket.as_deref().and_then(Path::parent);
+    let backend = match folder {
+        Some(folder) => folder.display().to_string(),
+        None => job.backend.ip().to_string(),
+    };
     template::fill(
         CONFIG,
         &[
             ("listen_address", address.ip().to_string()),
             ("listen_port", address.port().to_string()),
-            ("backend_address", job.backend.ip().to_string()),
+            ("backend_address", backend),
             ("backend_port", job.backend.port().to_string()),
             ("users", users.display().to_string()),
             ("clients", clients.to_string()),

@@ -151,6 +151,12 @@ impl Table {
     /// Its lines, indented; columns that do not fit go below the others.
     #[must_use]
     pub fn print(&self, indent: usize) -> String {
+        self.print_within(indent, TABLE_WIDTH)
+    }
+
+    /// The same with lines of another width.
+    #[must_use]
+    pub fn print_within(&self, indent: usize, line_width: usize) -> String {
         let mut names = self.head.first().cloned().unwrap_or_default();
         let heads = self.head.iter().map(Vec::len).max().unwrap_or(0);
         names.resize(heads, String::new());
@@ -165,7 +171,7 @@ impl Table {
             let mut width = indent + width_of(&names);
             let fits = |column: &&Vec<String>| {
                 width += 3 + width_of(column);
-                width <= TABLE_WIDTH
+                width <= line_width
             };
             let fitting = left.iter().take_while(fits).count().max(1);
             let (now, later) = left.split_at(fitting);

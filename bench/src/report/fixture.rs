@@ -195,6 +195,7 @@ fn empty() -> Report {
         },
         nic: None,
         postgres: None,
+        goals: Vec::new(),
         host_changes: vec![HostChange {
             setting: "net.core.somaxconn".to_owned(),
             before: "4096".to_owned(),

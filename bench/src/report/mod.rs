@@ -7,6 +7,7 @@ mod figures;
 pub mod finish;
 #[cfg(test)]
 mod fixture;
+pub mod goals;
 mod header;
 pub mod hgrm;
 pub mod histogram;

@@ -42,6 +42,46 @@ pub struct Report {
     /// The network device between load and gate, if it was not loopback.
     #[serde(default)]
     pub nic: Option<NicReport>,
+    /// Which goals were met, if they were asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub goals: Vec<Goal>,
+}
+
+/// A line of the table of goals.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Goal {
+    /// Scenario and point.
+    pub work: String,
+    /// Which figure of it: `proxy CPU, gate / haproxy`.
+    pub figure: String,
+    /// `at most 0.85`; none of a figure that is only reported.
+    pub goal: Option<String>,
+    /// What would be better still.
+    pub stretch: Option<String>,
+    /// Over the rounds.
+    pub measured: Option<Spread>,
+    /// How many rounds these are.
+    pub rounds: usize,
+    /// By the median.
+    pub verdict: Verdict,
+    /// What a reader must know of it.
+    pub notes: Vec<String>,
+}
+
+/// Whether a goal was met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// Also what would be better still.
+    MetWithStretch,
+    /// It was.
+    Met,
+    /// It was not.
+    Missed,
+    /// There is no goal, only a figure.
+    Reported,
+    /// There is no figure.
+    NotMeasured,
 }
 
 /// A setting of the machine that was another one during the run.

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::figures::{Cell, Table, count, figure, paragraph, percentile};
-use super::header;
 use super::histogram::{PERCENTILES, supported};
 use super::model::{Better, Measure, PathReport, PointReport, Report, Run, ScenarioReport};
+use super::{goals, header};
 use crate::host::queues;
 use crate::stats::Spread;
 
@@ -22,6 +22,7 @@ pub fn report(report: &Report) -> String {
     for scenario in &report.scenarios {
         text.push_str(&one_scenario(scenario));
     }
+    text.push_str(&goals::text(&report.goals));
     text
 }
 

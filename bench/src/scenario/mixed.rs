@@ -39,6 +39,7 @@ pub fn points(plan: &Plan) -> Vec<Point> {
         .iter()
         .map(|(name, words, about)| {
             let program = plan.pgbench.clone();
+            let workers = plan.workers;
             Point {
                 server: Server::Postgres,
                 sessions: 256,
@@ -58,7 +59,8 @@ pub fn points(plan: &Plan) -> Vec<Point> {
                     format!("pgbench {name}"),
                     format!(
                         "pgbench -n -c {CLIENTS} -j {THREADS} {}: {about}; nobody is bound to \
-                         CPUs, and there is no warm-up",
+                         CPUs, each proxy has as many workers ({workers}), and there is no \
+                         warm-up",
                         words.join(" ")
                     ),
                     Box::new(move |stage| run(stage, &program, words)),

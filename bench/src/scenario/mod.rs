@@ -19,6 +19,7 @@ use hdrhistogram::Histogram;
 use crate::load::pace::Pace;
 use crate::measure::window::Window;
 use crate::peer::Role;
+use crate::report::goals;
 use crate::report::model::{Better, Measure};
 
 pub use stage::{Plan, Server, Stage};
@@ -46,15 +47,33 @@ pub enum Scenario {
     Mixed,
     /// All of these
     All,
+    /// Of these, only what the table of goals needs, which ends the report then
+    Goals,
 }
 
 impl Scenario {
+    /// Everything that a line of the table of goals needs, with the ways that it
+    /// needs.
+    #[must_use]
+    pub fn of_goals(plan: &Plan) -> Vec<(Self, Vec<Point>)> {
+        let all = Self::resolve(&[Self::All]).into_iter();
+        let chosen = all.map(|scenario| {
+            let mut points = scenario.points(plan);
+            for point in &mut points {
+                point.peers = Some(goals::ways(&scenario.name(), &point.name));
+            }
+            points.retain(|point| point.peers.as_ref().is_some_and(|ways| !ways.is_empty()));
+            (scenario, points)
+        });
+        chosen.filter(|(_, points)| !points.is_empty()).collect()
+    }
+
     /// `All` resolved, in order, without repetitions.
     #[must_use]
     pub fn resolve(asked: &[Self]) -> Vec<Self> {
         let every = Self::value_variants().iter().copied();
         every
-            .filter(|one| *one != Self::All)
+            .filter(|one| ![Self::All, Self::Goals].contains(one))
             .filter(|one| asked.contains(one) || asked.contains(&Self::All))
             .collect()
     }
@@ -86,7 +105,7 @@ impl Scenario {
             Self::Kernel => kernel::points(plan),
             Self::Stall => stall::points(plan),
             Self::Mixed => mixed::points(plan),
-            Self::All => Vec::new(),
+            Self::All | Self::Goals => Vec::new(),
         }
     }
 }
@@ -108,6 +127,8 @@ pub struct Point {
     /// Whether gate with its kernel plane stands beside gate without, instead of
     /// the peers.
     pub planes: bool,
+    /// The only ways that take part, by name.
+    pub peers: Option<Vec<&'static str>>,
     /// The columns of the report.
     pub measures: Vec<Measure>,
     /// What latencies are of, if there are any.
@@ -149,6 +170,7 @@ impl Point {
             new_sessions: false,
             server: Server::Backend,
             planes: false,
+            peers: None,
             measures: Vec::new(),
             timed: None,
             pace: Pace::Closed,
@@ -208,11 +230,38 @@ mod tests {
     #[test]
     fn all_is_everything_once() {
         let all = Scenario::resolve(&[Scenario::Storm, Scenario::All]);
-        assert_eq!(all.len(), Scenario::value_variants().len() - 1);
+        assert_eq!(all.len(), Scenario::value_variants().len() - 2);
         assert_eq!(
             Scenario::resolve(&[Scenario::Relay, Scenario::Storm, Scenario::Relay]),
             [Scenario::Storm, Scenario::Relay]
         );
+    }
+
+    #[test]
+    fn goals_are_a_choice_of_what_there_is() {
+        let mut found = Vec::new();
+        for (scenario, points) in Scenario::of_goals(&Plan::of_goals()) {
+            for point in points {
+                let ways = point.peers.unwrap().join(" ");
+                found.push(format!("{} {}: {ways}", scenario.name(), point.name));
+            }
+        }
+        let expected = [
+            "storm polite, 64 clients: gate pgbouncer",
+            "relay 64 B x 16: gate haproxy gate-unix haproxy-unix",
+            "relay 64 B x 16 at 15000/s: gate haproxy",
+            "relay 64 B x 256: gate haproxy",
+            "relay 64 B x 256 at 15000/s: gate haproxy",
+            "bulk 1 down: gate haproxy",
+            "bulk 1 up: gate haproxy",
+            "bulk 8 down: gate haproxy",
+            "bulk 8 up: gate haproxy",
+            "idle 9000 sessions: gate",
+            "stall 16 live beside 1000 stalled: gate",
+            "mixed pgbench -S: gate haproxy pgbouncer gate-unix haproxy-unix pgbouncer-unix",
+            "mixed pgbench -S -C: gate direct",
+        ];
+        assert_eq!(found, expected);
     }
 
     #[test]

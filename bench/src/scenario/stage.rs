@@ -29,6 +29,8 @@ pub enum Server {
 pub struct Plan {
     /// Measured time of each run.
     pub seconds: Duration,
+    /// The same of `stall`.
+    pub stall_seconds: Duration,
     /// Time before it.
     pub warm_up: Duration,
     /// Per second, of loads that ask by a schedule; `None`: each its own.
@@ -37,18 +39,35 @@ pub struct Plan {
     pub stalled: usize,
     /// Numbers of idle sessions.
     pub idle: Vec<usize>,
+    /// Of each proxy, where nobody is bound to CPUs.
+    pub workers: usize,
     /// pgbench's program.
     pub pgbench: String,
+}
+
+impl Plan {
+    /// Of the lines of the table of goals.
+    #[must_use]
+    pub fn of_goals() -> Self {
+        Self {
+            seconds: Duration::from_secs(2),
+            stalled: 1000,
+            idle: vec![9000],
+            ..Self::default()
+        }
+    }
 }
 
 impl Default for Plan {
     fn default() -> Self {
         Self {
             seconds: Duration::from_secs(3),
+            stall_seconds: Duration::from_secs(3),
             warm_up: Duration::from_millis(500),
             rate: None,
             stalled: 200,
             idle: vec![100, 1000, 9000],
+            workers: 1,
             pgbench: "pgbench".to_owned(),
         }
     }

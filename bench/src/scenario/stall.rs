@@ -67,6 +67,14 @@ fn run(stage: &Stage<'_>, stalled: usize, pace: Pace) -> Result<Measured> {
         reply_bytes: BYTES,
         pace,
     };
+    let plan = Plan {
+        seconds: stage.plan.stall_seconds,
+        ..stage.plan.clone()
+    };
+    let stage = &Stage {
+        plan: &plan,
+        ..stage.clone()
+    };
     let start = || requests::start(&stage.place, stage.target, live);
     let alone = stage.run_units(start()?)?;
     let before = memory::now(stage.proxy)?;

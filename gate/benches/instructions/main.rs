@@ -8,6 +8,7 @@
 mod common;
 mod login;
 mod rules;
+mod waiting;
 
 use std::process::ExitCode;
 
@@ -42,7 +43,7 @@ fn run(case: &Case, calls: u32) {
 }
 
 fn main() -> ExitCode {
-    let cases = [login::CASES, rules::CASES].concat();
+    let cases = [login::CASES, rules::CASES, waiting::CASES].concat();
     // cargo bench adds an argument of its own.
     let wanted = std::env::args().skip(1).find(|word| word != "--bench");
     match wanted.as_deref() {

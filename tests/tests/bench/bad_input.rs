@@ -34,6 +34,17 @@ fn options(_: &Stage) -> Result<()> {
             1,
             "--seconds 0: from 0.1 to 3600 seconds",
         ),
+        (&["goals", "relay"], 1, "name it alone"),
+        (
+            &["goals", "--peers", "haproxy"],
+            1,
+            "`goals` are those of the way `gate`",
+        ),
+        (
+            &["mixed", "--mixed-workers", "0"],
+            2,
+            "0 is not in 1..=1024",
+        ),
         (&["connect", "--rounds", "0"], 2, "0 is not in 1..=1000"),
         (
             &["connect", "--warm-up=-1"],

@@ -304,13 +304,18 @@ impl Ended {
 }
 
 /// Where PostgreSQL is, for the bench.
-pub fn postgres_words(stage: &Stage) -> Result<[String; 4]> {
+pub fn postgres_words(stage: &Stage) -> Result<[String; 6]> {
     let pid = stage.postgres.pid().context("PostgreSQL runs")?;
+    let port = stage.postgres.address().port();
+    let sockets = stage.postgres.socket_directory();
+    let socket = sockets.join(format!(".s.PGSQL.{port}"));
     Ok([
         "--postgres".to_owned(),
         stage.postgres.address().to_string(),
         "--postgres-pid".to_owned(),
         pid.to_string(),
+        "--postgres-socket".to_owned(),
+        socket.display().to_string(),
     ])
 }
 

@@ -11,6 +11,7 @@ mod burner;
 mod comparison;
 mod fake_gate;
 mod flame;
+mod goals;
 mod harness;
 mod host_settings;
 mod instructions;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
     host_settings::register(&mut suite);
     peers::register(&mut suite);
     flame::register(&mut suite);
+    goals::register(&mut suite);
     instructions::register(&mut suite);
     suite.run()
 }

@@ -32,6 +32,8 @@ pub fn register(suite: &mut Suite) {
     suite.kernel("stall is measured on every way", stall);
     suite.kernel("mixed is measured on every way", mixed);
     suite.kernel("mixed runs pgbench's own mix, too", tpcb_like);
+    suite.kernel("the server may be on a unix socket", by_unix);
+    suite.kernel("bulk comes in by a unix socket", bulk_by_unix);
 }
 
 fn measure(stage: &Stage, words: &[&str], expected: Expected<'_>) -> Result<Value> {
@@ -181,12 +183,52 @@ fn tpcb_like(stage: &Stage) -> Result<()> {
     measure(stage, &words, expected).map(drop)
 }
 
-fn pgbench() -> Result<String> {
+const BY_UNIX: [&str; 3] = ["gate-unix", "haproxy-unix", "pgbouncer-unix"];
+
+fn by_unix(stage: &Stage) -> Result<()> {
+    let pgbench = pgbench()?;
+    let peers = ["--peers", &BY_UNIX.join(",")];
+    let relay = Expected {
+        scenario: "relay",
+        points: &["64 B x 16"],
+        peers: &BY_UNIX,
+        ..DEFAULT
+    };
+    let words = ["--only", "64 B x 16", "--pace", "closed"];
+    let report = measure(stage, &[&words[..], &peers].concat(), relay)?;
+    for peer in items(&report["peers"]).filter(|peer| peer["name"] == "gate-unix") {
+        let line = peer["commands"][0].as_str().context("a command")?;
+        ensure!(line.contains("--backend $BACKEND"), "{line}");
+    }
+    let mixed = Expected {
+        scenario: "mixed",
+        points: &["pgbench -S", "pgbench -S -C"],
+        peers: &BY_UNIX,
+        timed: false,
+        ..DEFAULT
+    };
+    let words = ["--only=-S", "--pgbench", &pgbench];
+    measure(stage, &[&words[..], &peers].concat(), mixed).map(drop)
+}
+
+fn bulk_by_unix(stage: &Stage) -> Result<()> {
+    let expected = Expected {
+        scenario: "bulk",
+        points: &["1 down", "1 up"],
+        peers: &["gate-unix"],
+        timed: false,
+        ..DEFAULT
+    };
+    let words = ["--only", "1 ", "--peers", "gate-unix"];
+    measure(stage, &words, expected).map(drop)
+}
+
+pub fn pgbench() -> Result<String> {
     Ok(binaries()?.join("pgbench").display().to_string())
 }
 
 /// The roles and tables that the bench asks a PostgreSQL for.
-fn prepare(postgres: &Postgres) -> Result<()> {
+pub fn prepare(postgres: &Postgres) -> Result<()> {
     static PREPARED: OnceLock<Result<(), String>> = OnceLock::new();
     let prepared = PREPARED.get_or_init(|| fill(postgres).map_err(|error| format!("{error:#}")));
     prepared.clone().map_err(|error| anyhow::anyhow!("{error}"))

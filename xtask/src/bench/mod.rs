@@ -9,6 +9,8 @@ mod words;
 mod worktree;
 
 use std::ffi::OsString;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
@@ -25,6 +27,8 @@ const HELP: &str = "\
 Measures what gate costs, beside what a user would run in its place.
 
 Usage: cargo xtask bench [SCENARIO]... [OPTIONS]     one run of gate-bench, on this checkout
+       cargo xtask bench goals [OPTIONS]             what gate is to reach, and whether it does: ten
+                                                     minutes, the table is the end of the report
        cargo xtask bench compare BASE [...]          this checkout beside another commit
        cargo xtask bench instructions [...]          instructions of the pure hot functions
 
@@ -33,10 +37,11 @@ Builds gate and gate-bench (release) and runs `gate-bench run` with the words gi
   --gate-bin PATH      the gate just built
   --commit TEXT        the commit of this checkout, with -dirty if files differ from it
   --out DIR            target/bench/<time>; target/bench/latest leads to it afterwards
-  --postgres ADDR      if a scenario needs a real PostgreSQL (mixed, storm's direct row, all): a
-  --postgres-pid PID   throw-away cluster on 127.0.0.1, made from the PostgreSQL programs of this
-  --postgres-about T   machine: max_connections=300, pgbench tables of scale 10, commits that do
-                       not wait for the disk. Without such programs the rows are named as missing
+  --postgres ADDR      if a scenario needs a real PostgreSQL (mixed, storm's direct row, all,
+  --postgres-pid PID   goals): a throw-away cluster on 127.0.0.1 and a unix socket, made from the
+  --postgres-socket P  PostgreSQL programs of this machine: max_connections=300, pgbench tables of
+  --postgres-about T   scale 10, commits that do not wait for the disk. Without such programs the
+                       rows are named as missing
   --pgbench PATH       for mixed: the pgbench of those programs, not a wrapper on PATH
 
 Each of them that is given here stands. Ctrl-C ends everything in order. The kernel plane and the
@@ -99,6 +104,9 @@ fn measure(root: &Path, mut words: Words, output: &Output) -> Result<ExitCode> {
         words.push("--out", &output.folder);
     }
     let scratch = Scratch::new("bench")?;
+    // Apart from the cluster's files: PgBouncer and PostgreSQL are two users here.
+    let sockets = Scratch::new("bench-sockets")?;
+    fs::set_permissions(&sockets.path, Permissions::from_mode(0o1777))?;
     let cluster = if !words.need_postgresql() {
         None
     } else if setup::postgresql_bin().is_none() {
@@ -108,11 +116,14 @@ fn measure(root: &Path, mut words: Words, output: &Output) -> Result<ExitCode> {
         );
         None
     } else {
-        Some(postgres::start(&scratch)?)
+        Some(postgres::start(&scratch, &sockets.path)?)
     };
     if let Some(cluster) = &cluster {
         words.push("--postgres", cluster.address());
         words.push("--postgres-pid", cluster.pid().to_string());
+        if !words.have("--postgres-socket") {
+            words.push("--postgres-socket", cluster.socket(&sockets.path));
+        }
         if !words.have("--postgres-about") {
             words.push("--postgres-about", postgres::about(&cluster.version));
         }

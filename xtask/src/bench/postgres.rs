@@ -1,6 +1,6 @@
 //! The real PostgreSQL of a measurement.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 
@@ -51,9 +51,12 @@ pub fn pgbench() -> Option<PathBuf> {
 }
 
 /// Starts a cluster with pgbench tables in the database `postgres`, which the superuser `postgres`
-/// owns.
-pub fn start(scratch: &Scratch) -> Result<Cluster> {
-    let cluster = Cluster::start(scratch, &SETTINGS)?;
+/// owns, and with its unix socket in this folder.
+pub fn start(scratch: &Scratch, sockets: &Path) -> Result<Cluster> {
+    // The last word on a setting counts.
+    let sockets = format!("unix_socket_directories={}", sockets.display());
+    let settings: Vec<&str> = SETTINGS.into_iter().chain([sockets.as_str()]).collect();
+    let cluster = Cluster::start(scratch, &settings)?;
     cluster.make_pgbench_tables("postgres", SCALE)?;
     cluster.sql("postgres", &ROLES)?;
     // What the tables left to be written is written before anything is measured.

@@ -2,9 +2,10 @@
 
 use std::ffi::{OsStr, OsString};
 
-/// Scenarios of gate-bench, and `all`.
-const SCENARIOS: [&str; 10] = [
+/// Scenarios of gate-bench, `all`, and `goals`.
+const SCENARIOS: [&str; 11] = [
     "storm", "admit", "relay", "bulk", "idle", "connect", "kernel", "stall", "mixed", "all",
+    "goals",
 ];
 
 /// Options of gate-bench that stand alone: the word behind any other one is its value.
@@ -56,7 +57,7 @@ impl Words {
 
     /// Whether pgbench is run.
     pub fn need_pgbench(&self) -> bool {
-        self.name("mixed") || self.name("all") || !self.name_a_scenario()
+        ["mixed", "all", "goals"].iter().any(|name| self.name(name)) || !self.name_a_scenario()
     }
 
     /// Whether a real PostgreSQL is to be made for this run: mixed runs pgbench, and storm measures
@@ -133,6 +134,7 @@ mod tests {
             "",
             "--rounds 3",
             "all",
+            "goals --rounds 5",
             "mixed relay",
             "mixed --peers gate",
             "storm",
@@ -171,7 +173,13 @@ mod tests {
 
     #[test]
     fn pgbench_is_run_by_mixed_alone() {
-        for line in ["", "all", "mixed", "relay mixed --postgres 127.0.0.1:1"] {
+        for line in [
+            "",
+            "all",
+            "goals",
+            "mixed",
+            "relay mixed --postgres 127.0.0.1:1",
+        ] {
             assert!(words(line).need_pgbench(), "{line}");
         }
         assert!(!words("storm relay").need_pgbench());
