@@ -113,6 +113,13 @@ pub fn run(config: Config, source: ConfigSource, start: Start) -> Result<(), Run
     log::init(config.log_format);
     let fd_limit = host::raise_fd_limit().context("the limit on descriptors cannot be raised")?;
     drop(Ring::new()?);
+    if !host::ignores_sigpipe() {
+        return Err(RunError::Host(
+            "SIGPIPE is not ignored: one client that breaks off would end gate; start it without \
+             a wrapper that changes signals"
+                .to_owned(),
+        ));
+    }
     host::check_congestion_controls(&config).map_err(RunError::Host)?;
     let places = placement::places(&config.workers)?;
     placement::log(&config.workers.pin, &places);

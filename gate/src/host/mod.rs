@@ -19,6 +19,6 @@ pub use fds::{
 };
 pub use lock::{InstanceLock, InstanceLockError, PinsLock, try_lock};
 pub use nic::{NicError, Queue, read_queues};
-pub use pipe::Pipe;
+pub use pipe::{Pipe, ignores_sigpipe};
 pub use socket_file::SocketFile;
 pub use waker::Waker;

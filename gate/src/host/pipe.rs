@@ -60,6 +60,17 @@ impl Pipe {
     }
 }
 
+/// Whether a write to a broken pipe or socket is an error, not the end of the
+/// process: splice(2) has no flag for that.
+#[must_use]
+pub fn ignores_sigpipe() -> bool {
+    // SAFETY: all zero is a sigaction, and the kernel fills it.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: no new action is given; `action` is writable.
+    let result = unsafe { libc::sigaction(libc::SIGPIPE, ptr::null(), &raw mut action) };
+    result == 0 && action.sa_sigaction == libc::SIG_IGN
+}
+
 fn splice(from: i32, to: i32, bytes: usize) -> io::Result<usize> {
     let flags = libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK;
     // SAFETY: no memory of ours is involved; null offsets are right for pipes
@@ -94,6 +105,11 @@ mod tests {
         let mut text = String::new();
         server.read_to_string(&mut text).unwrap();
         assert_eq!(text, "bulk");
+    }
+
+    #[test]
+    fn k8_sigpipe_is_ignored() {
+        assert!(ignores_sigpipe());
     }
 
     #[test]

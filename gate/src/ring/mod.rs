@@ -14,6 +14,7 @@ mod requests;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
 use std::time::Duration;
 
 use gate_common::abi::{AdmitRequest, SO_GATE_ADMIT, SOL_GATE};
@@ -130,14 +131,20 @@ impl Ring {
             .is_some_and(|done| done.result() == 0)
     }
 
-    /// Accepts connections until an error ends it.
+    /// Accepts one connection, or connections until an error ends it.
     ///
     /// # Errors
     /// The queue is full and cannot be submitted.
-    pub fn accept(&mut self, listener: BorrowedFd<'_>, key: Key) -> io::Result<()> {
+    pub fn accept(&mut self, listener: BorrowedFd<'_>, watch: Watch, key: Key) -> io::Result<()> {
         let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        let operation = opcode::AcceptMulti::new(Fd(listener.as_raw_fd())).flags(flags);
-        self.push(&operation.build().user_data(key::encode(key)))
+        let listener = Fd(listener.as_raw_fd());
+        let operation = match watch {
+            Watch::Once => opcode::Accept::new(listener, ptr::null_mut(), ptr::null_mut())
+                .flags(flags)
+                .build(),
+            Watch::Changes => opcode::AcceptMulti::new(listener).flags(flags).build(),
+        };
+        self.push(&operation.user_data(key::encode(key)))
     }
 
     /// Reports a descriptor's readiness.

@@ -23,7 +23,8 @@ fn a_connection_is_accepted_and_polled_until_cancelled() {
     let mut ring = Ring::new().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let accept = Key::new(Kind::Accept, 0, 0);
-    ring.accept(listener.as_fd(), accept).unwrap();
+    ring.accept(listener.as_fd(), Watch::Changes, accept)
+        .unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let accepted = wait_for(&mut ring, Kind::Accept);
     assert!(accepted.more);
@@ -54,6 +55,21 @@ fn a_connection_is_accepted_and_polled_until_cancelled() {
         }
     };
     assert!(matches!(last.event, Event::PollEnded), "{last:?}");
+}
+
+#[test]
+fn k1_one_connection_is_accepted_at_a_time_where_that_is_asked() {
+    let mut ring = Ring::new().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let accept = Key::new(Kind::Accept, 0, 0);
+    for _ in 0..2 {
+        ring.accept(listener.as_fd(), Watch::Once, accept).unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let accepted = wait_for(&mut ring, Kind::Accept);
+        assert!(!accepted.more);
+        assert!(matches!(accepted.event, Event::Accepted(_)));
+        drop(client);
+    }
 }
 
 #[test]

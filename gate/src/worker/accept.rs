@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Mode, Side};
-use super::machine::{Key, Kind, Machine};
+use super::machine::{Key, Kind, Machine, Watch};
 use super::{Listening, Worker};
 use crate::host::{FDS_PER_SESSION, POLITE_RESERVE};
 use crate::ledger::Standing;
@@ -50,7 +50,8 @@ impl<M: Machine> Worker<M> {
         for (index, listening) in self.listeners.iter_mut().enumerate() {
             if listening.paused {
                 let key = Key::new(Kind::Accept, index as u32, 0);
-                self.machine.accept(&listening.socket, key)?;
+                self.machine
+                    .accept(&listening.socket, listening.accepts, key)?;
                 listening.paused = false;
             }
         }
@@ -146,6 +147,12 @@ impl<M: Machine> Worker<M> {
                 self.accept_retry = Some(now + RETRY);
                 self.accept_on_spare(listener, now);
                 Ok(())
+            }
+            // Of the operation rather than of the socket, if it is the first.
+            After::Fatal if self.listeners[listener].accepts == Watch::Changes => {
+                tracing::warn!(%error, listener, "accepts one connection at a time from here on");
+                self.listeners[listener].accepts = Watch::Once;
+                self.arm_listeners()
             }
             After::Fatal => {
                 tracing::error!(%error, listener, "this listener can accept no more");

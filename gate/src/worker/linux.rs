@@ -49,8 +49,8 @@ impl Machine for Linux {
         Instant::now()
     }
 
-    fn accept(&mut self, listener: &Socket, key: Key) -> io::Result<()> {
-        self.ring.accept(listener.as_fd(), key)
+    fn accept(&mut self, listener: &Socket, watch: Watch, key: Key) -> io::Result<()> {
+        self.ring.accept(listener.as_fd(), watch, key)
     }
 
     fn accept_now(&mut self, listener: &Socket) -> io::Result<Socket> {

@@ -73,13 +73,14 @@ pub mod ready {
     pub const ERROR: u32 = libc::POLLERR as u32;
 }
 
-/// How long a poll reports.
+/// How long a poll or an accept goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watch {
-    /// Once, what is to be read or has ended; then it is over.
+    /// One report, of what is to be read or has ended; then it is over. One
+    /// connection.
     Once,
     /// Each change of readiness for reading and writing until it is cancelled,
-    /// as an edge-triggered epoll does.
+    /// as an edge-triggered epoll does. Every connection.
     Changes,
 }
 
@@ -131,11 +132,11 @@ pub trait Machine {
     /// Now.
     fn now(&self) -> Instant;
 
-    /// Accepts connections until an error ends it.
+    /// Accepts one connection, or connections until an error ends it.
     ///
     /// # Errors
     /// The operation cannot be submitted.
-    fn accept(&mut self, listener: &Self::Listener, key: Key) -> io::Result<()>;
+    fn accept(&mut self, listener: &Self::Listener, watch: Watch, key: Key) -> io::Result<()>;
 
     /// Accepts one connection now.
     ///

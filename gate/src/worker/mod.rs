@@ -73,6 +73,8 @@ pub struct Listening<L> {
     pub index: u32,
     /// Accepting ended and is to be armed again.
     paused: bool,
+    /// One at a time where the operation that accepts many was refused.
+    accepts: Watch,
 }
 
 impl<L> Listening<L> {
@@ -84,6 +86,7 @@ impl<L> Listening<L> {
             place,
             index,
             paused: true,
+            accepts: Watch::Changes,
         }
     }
 }

@@ -156,9 +156,14 @@ impl Machine for SimMachine {
         self.base + self.world.borrow().now
     }
 
-    fn accept(&mut self, (): &(), key: Key) -> io::Result<()> {
+    fn accept(&mut self, (): &(), watch: Watch, key: Key) -> io::Result<()> {
         let mut world = self.world.borrow_mut();
-        world.operations.arm(key, Target::Listener, Watch::Changes);
+        world.operations.arm(key, Target::Listener, watch);
+        if watch == Watch::Changes && world.plan.one_accept {
+            let now = world.now;
+            let refused = Report::AcceptFailed(libc::EINVAL);
+            world.operations.post(key, refused, false, now);
+        }
         Ok(())
     }
 

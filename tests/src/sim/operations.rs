@@ -148,7 +148,7 @@ impl Operations {
         self.posted.iter().map(|posted| posted.at).min()
     }
 
-    fn post(&mut self, key: Key, report: Report, more: bool, at: Duration) {
+    pub fn post(&mut self, key: Key, report: Report, more: bool, at: Duration) {
         if let Some(operation) = self.in_flight.get_mut(&key) {
             operation.ended = !more;
             operation.last_at = operation.last_at.max(at);
@@ -220,7 +220,7 @@ pub fn collect(world: &mut World) {
         .collect();
     for (key, target, watch) in woken {
         match target {
-            Target::Listener => accept(world, key),
+            Target::Listener => accept(world, key, watch),
             Target::Waker => {
                 if world.operations.waker_set {
                     let at = posted_at(world);
@@ -250,7 +250,7 @@ fn poll(world: &mut World, key: Key, line: usize, watch: Watch) {
     }
 }
 
-fn accept(world: &mut World, key: Key) {
+fn accept(world: &mut World, key: Key, watch: Watch) {
     while let Some(line) = world.backlog.front().copied() {
         let at = posted_at(world);
         let error = match world.take_fds(1) {
@@ -271,7 +271,7 @@ fn accept(world: &mut World, key: Key) {
                 .post(key, Report::AcceptFailed(error), false, at);
         }
         world.backlog.pop_front();
-        let more = goes_on(world);
+        let more = watch == Watch::Changes && goes_on(world);
         world.operations.post(key, Report::Accepted(line), more, at);
         if !more {
             return;

@@ -39,6 +39,8 @@ pub struct Plan {
     pub stale: bool,
     /// The ledger's answers come as completions, as those of a kernel.
     pub asks: bool,
+    /// The kernel accepts one connection at a time only.
+    pub one_accept: bool,
     /// What gate runs with.
     pub config: Config,
 }
@@ -84,6 +86,7 @@ impl Plan {
                 .then(|| random.delay(Duration::from_secs(20))),
             stale: random.one_in(4),
             asks: random.one_in(2),
+            one_accept: random.one_in(8),
             config: config(random),
         }
     }
