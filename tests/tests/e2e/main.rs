@@ -3,7 +3,9 @@
 use gate_tests::suite::Suite;
 
 mod backends;
+mod bulk;
 mod drivers;
+mod halfclose;
 mod harness;
 mod life;
 mod limits;
@@ -31,6 +33,8 @@ fn main() {
     startup::register(&mut suite);
     login::register(&mut suite);
     relay::register(&mut suite);
+    halfclose::register(&mut suite);
+    bulk::register(&mut suite);
     backends::register(&mut suite);
     pending::register(&mut suite);
     race::register(&mut suite);
