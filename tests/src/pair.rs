@@ -31,7 +31,7 @@ impl HeldBackend {
     /// # Errors
     /// When the port is busy.
     pub fn start() -> Result<Self> {
-        Self::on((Ipv4Addr::LOCALHOST, host::free_port()).into())
+        Self::of(free_listener()?)
     }
 
     /// Listens on an address.
@@ -39,7 +39,10 @@ impl HeldBackend {
     /// # Errors
     /// When it is busy or not of this machine.
     pub fn on(address: SocketAddr) -> Result<Self> {
-        let listener = TcpListener::bind(address)?;
+        Self::of(TcpListener::bind(address)?)
+    }
+
+    fn of(listener: TcpListener) -> Result<Self> {
         listener.set_nonblocking(true)?;
         Ok(Self { listener })
     }
@@ -91,6 +94,19 @@ impl HeldBackend {
         patient(&client)?;
         Ok(Pair { client, backend })
     }
+}
+
+/// A listener on 127.0.0.1. Where the kernel picks outgoing ports below 32768 too,
+/// another connection may be faster than the bind.
+///
+/// # Errors
+/// When no port is to be had.
+pub fn free_listener() -> Result<TcpListener> {
+    let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, host::free_port())).ok();
+    std::iter::repeat_with(bind)
+        .take(20)
+        .find_map(|bound| bound)
+        .context("no port can be bound")
 }
 
 /// Reads the startup packet, which must be this one, and lets the client in.

@@ -3,18 +3,19 @@
 
 use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use gate_tests::backend::{FakeBackend, Script};
-use gate_tests::gate::Gate;
+use gate_tests::gate::{Gate, Plan};
 use gate_tests::host;
 use gate_tests::kernel::net::connect_nonblocking;
 use gate_tests::pair::{HeldBackend, Pair};
 use gate_tests::suite::{Stage, Suite};
 use gate_tests::wire::{self, Wire};
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, SockAddr, Socket, Type};
 
 const SOON: Duration = Duration::from_secs(3);
 /// Every deadline of these tests.
@@ -27,6 +28,10 @@ const TRIES: usize = 3;
 pub fn register(suite: &mut Suite) {
     suite.local("deadline_of_startup_is_exact", startup);
     suite.local("deadline_of_connect_is_exact", connect);
+    suite.local(
+        "deadline_of_connect_is_exact_on_a_full_unix_socket",
+        connect_unix,
+    );
     suite.local("deadline_of_auth_is_exact", auth);
     suite.local("deadline_of_cancel_is_exact", cancel);
     suite.local("deadline_of_idle_is_exact", idle);
@@ -94,6 +99,25 @@ fn connect(stage: &Stage) -> Result<()> {
         .metrics()?
         .sum("gate_backend_connect_failures_total", &timeouts);
     assert_eq!(counted, TRIES as f64);
+    gate.wait_empty(SOON)
+}
+
+/// Nothing can be polled there: the dial is tried again and again.
+fn connect_unix(stage: &Stage) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join(".s.PGSQL.5432");
+    let listener = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    listener.bind(&SockAddr::unix(&path)?)?;
+    listener.listen(0)?;
+    let _filler = UnixStream::connect(&path)?;
+    let mut plan = Plan::new(stage.plane, stage.postgres.address(), &settings("connect"));
+    plan.backend = path.display().to_string();
+    let gate = Gate::start_plan(plan)?;
+    exact(|| {
+        let start = Instant::now();
+        assert_eq!(gate.refused("app", "prod")?.code(), "57P03");
+        Ok(start.elapsed())
+    })?;
     gate.wait_empty(SOON)
 }
 

@@ -8,18 +8,26 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use gate_tests::backend::{FakeBackend, Script};
-use gate_tests::gate::Gate;
+use gate_tests::gate::{Gate, Plan};
 use gate_tests::host;
 use gate_tests::suite::{Stage, Suite};
-use gate_tests::wire::Wire;
+use gate_tests::wire::{self, Wire};
 use socket2::SockRef;
 
 const SOON: Duration = Duration::from_secs(3);
 
 pub fn register(suite: &mut Suite) {
-    suite.both("h1_emfile_is_said_once_and_the_spare_answers", out_of_files);
+    suite.both(
+        "h1_running_out_and_recovering_are_said_once_each",
+        said_once,
+    );
+    suite.both("h1_without_descriptors_clients_are_told_53300", told);
+    suite.both(
+        "h1_descriptors_taken_from_a_running_gate_are_no_backends_fault",
+        taken_away,
+    );
     suite.both(
         "g4_both_sockets_notice_a_vanished_peer_by_default",
         socket_options,
@@ -50,73 +58,113 @@ fn limit_files(pid: u32, soft: u64) -> Result<u64> {
     Ok(before)
 }
 
-/// The highest descriptor that a process has open.
-fn highest_file(pid: u32) -> Result<u64> {
-    let files = fs::read_dir(format!("/proc/{pid}/fd"))?.flatten();
-    let numbers = files.filter_map(|file| file.file_name().to_str()?.parse().ok());
-    numbers.max().context("no descriptors")
-}
-
-/// Gate counted on its descriptors at start; now somebody takes them away.
-fn out_of_files(stage: &Stage) -> Result<()> {
+fn said_once(stage: &Stage) -> Result<()> {
     let backend = FakeBackend::start(Script::Trusting)?;
-    let settings = "[workers]\ncount = 1\n[timeouts]\nstartup = \"60s\"";
-    let mut gate = Gate::start(stage.plane, backend.address(), settings)?;
+    let settings = "[limits]\nmax_connections = 0\nmax_pending = 0\nceiling = 2000\n\
+                    [workers]\ncount = 1\n[timeouts]\nstartup = \"60s\"";
+    let mut plan = Plan::new(stage.plane, backend.address(), settings);
+    plan.nofile = Some(256);
+    let mut gate = Gate::start_plan(plan)?;
     let mut session = gate.open("app", "prod")?;
-    gate.metrics()?;
-    for round in 1..=2 {
-        // Below it every place is taken: silent clients see to that.
-        let silent: Vec<_> = (0..20)
-            .map(|_| Wire::connect(gate.address()))
-            .collect::<Result<_, _>>()?;
-        gate.wait_connections(SOON, "all are pending", |now| now.pending() == 20)?;
-        let full = highest_file(gate.pid()?)? + 1;
-        let before = limit_files(gate.pid()?, full)?;
-        let mut holes = Vec::new();
-        let told = told_by_spare(&gate, &mut holes)?;
-        ensure!(told >= 3, "{told} clients were told");
+    for round in 1..=3 {
+        let silent: Vec<_> = (0..200)
+            .filter_map(|_| Wire::connect(gate.address()).ok())
+            .collect();
+        host::eventually_true(SOON, "descriptors ran out", || {
+            Ok(gate.logged("ran out") == round)
+        })?;
         let spent = gate.usage()?.cpu;
-        thread::sleep(Duration::from_secs(1));
+        thread::sleep(Duration::from_millis(500));
         let spent = gate.usage()?.cpu - spent;
-        assert!(spent < Duration::from_millis(200), "{spent:?} for nothing");
+        assert!(spent < Duration::from_millis(100), "{spent:?} for nothing");
         ensure!(gate.is_running(), "gate ended");
         assert_eq!(session.value("served")?, "served");
-        assert_eq!(gate.logged("ran out"), round, "{:?}", gate.log());
-        limit_files(gate.pid()?, before)?;
-        drop((silent, holes));
-        let start = Instant::now();
-        host::eventually(SOON, "new clients get in again", || {
-            Ok(gate.open("guest", "prod").ok())
-        })?
-        .close()?;
-        ensure!(start.elapsed() < SOON, "{:?}", start.elapsed());
-        gate.wait_connections(SOON, "only the session is left", |now| now.pending() == 0)?;
+        gate.metrics()?;
+        drop(silent);
+        gate.wait_connections(SOON, "the silent ones are gone", |now| now.pending() == 0)?;
+        // Said when the first one is served.
+        gate.open("guest", "prod")?.close()?;
         host::eventually_true(SOON, "it says that all is well", || {
             Ok(gate.logged("served again") == round)
         })?;
     }
-    let errors = [("errno", "EMFILE")];
-    ensure!(gate.metrics()?.sum("gate_accept_errors_total", &errors) > 0.0);
+    assert_eq!(gate.logged("ran out"), 3, "{:?}", gate.log());
     session.close()?;
     gate.wait_empty(SOON)
 }
 
-/// Fills the last places, then counts clients that are refused in words.
-fn told_by_spare(gate: &Gate, holes: &mut Vec<gate_tests::session::Session>) -> Result<usize> {
-    let mut told = 0;
-    for _ in 0..40 {
+/// Sessions take what there is; whoever comes then is told 53300, in time.
+fn told(stage: &Stage) -> Result<()> {
+    let backend = FakeBackend::start(Script::Trusting)?;
+    let mut plan = Plan::new(
+        stage.plane,
+        backend.address(),
+        "[limits]\nmax_connections = 0\n[workers]\ncount = 1",
+    );
+    plan.nofile = Some(256);
+    let gate = Gate::start_plan(plan)?;
+    let mut inside = Vec::new();
+    let refusal = loop {
         match gate.open("app", "prod") {
-            Ok(session) => holes.push(session),
-            Err(error) if error.code() == "53300" => told += 1,
-            // The connect to the backend found none.
-            Err(error) if error.code() == "57P03" => {}
-            Err(gate_tests::session::OpenError::Closed) => {}
-            Err(gate_tests::session::OpenError::Io(error))
-                if error.kind() != io::ErrorKind::WouldBlock => {}
-            Err(other) => bail!("a client saw {other}"),
+            Ok(session) => inside.push(session),
+            Err(error) => break error,
         }
+        ensure!(inside.len() < 128, "more sessions than descriptors");
+    };
+    ensure!(inside.len() >= 30, "{} sessions", inside.len());
+    assert_eq!(refusal.code(), "53300", "{refusal}");
+    for _ in 0..50 {
+        let start = Instant::now();
+        assert_eq!(gate.refused("app", "prod")?.code(), "53300");
+        ensure!(start.elapsed() < SOON, "{:?}", start.elapsed());
     }
-    Ok(told)
+    assert_eq!(gate.logged("ran out"), 1, "{:?}", gate.log());
+    for session in &mut inside {
+        assert_eq!(session.value("still")?, "still");
+    }
+    inside.pop();
+    let session = host::eventually(SOON, "a place is free", || {
+        Ok(gate.open("app", "prod").ok())
+    })?;
+    drop((session, inside));
+    gate.wait_empty(SOON)
+}
+
+/// Gate counted on its descriptors at start; then somebody lowers its limit.
+fn taken_away(stage: &Stage) -> Result<()> {
+    let backend = FakeBackend::start(Script::Trusting)?;
+    let settings = "[workers]\ncount = 1\n[timeouts]\nconnect = \"300ms\"";
+    let mut gate = Gate::start(stage.plane, backend.address(), settings)?;
+    let mut session = gate.open("app", "prod")?;
+    let pid = gate.pid()?;
+    // Every place below is taken by sessions that are there already.
+    let inside = gate.open_all(10, "app", "prod")?;
+    let before = limit_files(pid, 10)?;
+    // The accept that is armed goes by the old limit, but no backend can be dialled.
+    for _ in 0..5 {
+        assert_eq!(gate.refused("app", "prod")?.code(), "57P03");
+    }
+    let mut dialing = Wire::connect(gate.address())?;
+    dialing.send(&wire::login("app", "prod"))?;
+    let spent = gate.usage()?.cpu;
+    thread::sleep(Duration::from_secs(1));
+    let spent = gate.usage()?.cpu - spent;
+    assert!(spent < Duration::from_millis(200), "{spent:?} for nothing");
+    ensure!(gate.is_running(), "gate ended");
+    assert_eq!(session.value("served")?, "served");
+    // The want is this host's: the backend is as it was.
+    assert_eq!(gate.logged("address down"), 0, "{:?}", gate.log());
+    limit_files(pid, before)?;
+    let failures = |reason| -> Result<f64> {
+        let labels = [("reason", reason)];
+        let metrics = gate.metrics()?;
+        Ok(metrics.sum("gate_backend_connect_failures_total", &labels))
+    };
+    assert_eq!(failures("host")?, 6.0);
+    assert_eq!(failures("timeout")?, 0.0);
+    gate.open("guest", "prod")?.close()?;
+    drop((dialing, inside, session));
+    gate.wait_empty(SOON)
 }
 
 /// Copies of all sockets of a process, by pidfd_getfd(2). While one lives, its

@@ -11,6 +11,7 @@ mod record;
 mod ring;
 mod slots;
 mod steer;
+mod vanish;
 mod victim;
 
 use std::process::ExitCode;
@@ -34,6 +35,7 @@ fn tests() -> Vec<Test> {
         steer::TESTS,
         nic::TESTS,
         record::TESTS,
+        vanish::TESTS,
     ]
     .concat()
 }
