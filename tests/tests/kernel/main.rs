@@ -10,6 +10,7 @@ mod plane;
 mod record;
 mod ring;
 mod slots;
+mod stall;
 mod steer;
 mod vanish;
 mod victim;
@@ -36,6 +37,7 @@ fn tests() -> Vec<Test> {
         nic::TESTS,
         record::TESTS,
         vanish::TESTS,
+        stall::TESTS,
     ]
     .concat()
 }
