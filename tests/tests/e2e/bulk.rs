@@ -155,6 +155,9 @@ fn stalled(stage: &Stage) -> Result<()> {
 fn reset_in_splice(stage: &Stage) -> Result<()> {
     const BULK: usize = 6 * MIB;
     let (mut gate, held) = start(stage)?;
+    let threads = gate.usage()?.threads;
+    // K4, as the documentation says: two workers, control, takeover, two of gate.
+    ensure!((5..=6).contains(&threads), "{threads} threads");
     let pairs: Result<Vec<_>> = (0..12)
         .map(|_| held.open(gate.address(), "app", "prod"))
         .collect();
@@ -188,6 +191,7 @@ fn reset_in_splice(stage: &Stage) -> Result<()> {
         streams.into_iter().try_for_each(joined)
     })?;
     assert!(gate.is_running(), "no signal ends gate");
+    assert_eq!(gate.usage()?.threads, threads, "no threads appear");
     gate.wait_empty(SOON)?;
     let left = pipes(&gate)?;
     held.forget();
