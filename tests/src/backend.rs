@@ -103,6 +103,22 @@ impl FakeBackend {
         self.state.released.store(true, Ordering::SeqCst);
     }
 
+    /// Answers one query of each connection that is parked; returns how many.
+    ///
+    /// # Errors
+    /// When one sends none.
+    pub fn answer_parked(&self) -> io::Result<usize> {
+        let mut parked = lock(&self.state.parked);
+        for stream in parked.iter_mut() {
+            stream.set_read_timeout(Some(wire::READ_LIMIT))?;
+            stream.read_exact(&mut [0])?;
+            let body = read_packet(stream)?;
+            let text = &body[4..body.len().saturating_sub(1).max(4)];
+            io::Write::write_all(stream, &echo(text))?;
+        }
+        Ok(parked.len())
+    }
+
     /// Connections accepted so far.
     #[must_use]
     pub fn accepted(&self) -> usize {

@@ -335,6 +335,18 @@ impl Usage {
     }
 }
 
+/// How many ends of pipes a process has open.
+///
+/// # Errors
+/// When the process is gone or `/proc` cannot be read.
+pub fn open_pipes(pid: u32) -> Result<usize> {
+    let files = fs::read_dir(format!("/proc/{pid}/fd"))?;
+    let links = files.flatten().map(|file| fs::read_link(file.path()));
+    // One that was closed meanwhile is no pipe.
+    let is_pipe = |link: &PathBuf| link.to_string_lossy().starts_with("pipe:");
+    Ok(links.flatten().filter(is_pipe).count())
+}
+
 fn mount_of(kind: &str) -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     mounts.lines().find_map(|line| {

@@ -12,6 +12,7 @@
 //! | [`wire`] | packets, answers and error fields of the PostgreSQL protocol, byte for byte |
 //! | [`session`] | a small client on top of [`wire`] |
 //! | [`backend`] | scripted backends: trusting, silent, full, resetting, stubborn |
+//! | [`pair`] | sessions of which a test holds both ends, checked bytes |
 //! | [`crowd`] | many clients at once |
 //! | [`kernel`] | a cgroup, network namespace and pin directory for each kernel test |
 //! | [`fuzz`] | the oracles of the fuzz targets |
@@ -30,6 +31,7 @@ pub mod host;
 pub mod kernel;
 pub mod observe;
 pub mod openmetrics;
+pub mod pair;
 pub mod postgres;
 pub mod seccomp;
 pub mod session;

@@ -105,7 +105,8 @@ settings! {
         keepalive: DurationValue = seconds(60);
         /// From one question to the next.
         keepalive_interval: DurationValue = seconds(10);
-        /// Questions without an answer before the connection is ended.
+        /// Questions without an answer before the connection is ended; with a
+        /// `user_timeout` the kernel goes by that instead, for silence as well.
         keepalive_probes: u32 = 5;
         /// For a client to take bytes that were sent to it (TCP_USER_TIMEOUT), also if
         /// it is there and does not read; "0s" = the kernel's own, a quarter of an hour.
@@ -136,7 +137,8 @@ settings! {
         keepalive: DurationValue = seconds(60);
         /// From one question to the next.
         keepalive_interval: DurationValue = seconds(10);
-        /// Questions without an answer before the connection is ended.
+        /// Questions without an answer before the connection is ended; with a
+        /// `user_timeout` the kernel goes by that instead, for silence as well.
         keepalive_probes: u32 = 5;
         /// For a server to take bytes that were sent to it (TCP_USER_TIMEOUT), also if
         /// it is there and does not read; "0s" = the kernel's own, a quarter of an hour.

@@ -185,10 +185,19 @@ async fn until_end(shared: &Arc<Shared>, mut signals: Signals, served: &mut Opti
                 }
                 looked = Instant::now();
             }
+            () = deadline_of(drain.as_ref()) => {}
         }
         if let Some(end) = drain.as_mut().and_then(|drain| drain.end(&shared.state)) {
             return end;
         }
+    }
+}
+
+/// Ends with a drain's deadline, which falls between two ticks.
+async fn deadline_of(drain: Option<&Drain>) {
+    match drain {
+        Some(drain) => tokio::time::sleep_until(drain.deadline).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::Worker;
 use super::connection::{Connection, Mode, Side};
 use super::machine::{Kind, Machine};
+use crate::config::Address;
 use crate::host::connect_failure;
 use crate::session::Session;
 use crate::session::event::Input;
@@ -93,6 +94,8 @@ impl<M: Machine> Worker<M> {
         let connection = &mut self.connections[id as usize];
         let place = usize::from(connection.backend_index);
         let address = usize::from(connection.address);
+        // One for which there never was a socket too, or it would be the next.
+        connection.tried |= 1 << address;
         let backends = &self.state.backends;
         backends.failed(place, address, failure, now);
         let another = backends
@@ -104,6 +107,18 @@ impl<M: Machine> Worker<M> {
             Input::ConnectFailed(failure)
         };
         self.feed(id, input, now);
+    }
+
+    /// Why a dial did not end in time.
+    pub(super) fn overdue(&self, id: u32) -> ConnectFailure {
+        let connection = &self.connections[id as usize];
+        let backend = &self.config.backends[usize::from(connection.backend_index)];
+        match backend.addresses.get(usize::from(connection.address)) {
+            // No descriptor was left to dial with. A full unix backlog leaves no
+            // socket either, but is the server's.
+            Some(Address::Tcp(_)) if connection.backend.is_none() => ConnectFailure::Host,
+            _ => ConnectFailure::Timeout,
+        }
     }
 
     /// Dials again what found no descriptor; the connect deadline ends it.

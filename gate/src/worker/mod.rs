@@ -45,7 +45,7 @@ use crate::config::Config;
 use crate::ledger::NameCache;
 use crate::proto::first_packet::Identity;
 use crate::session::event::{Action, Deadlines, Input};
-use crate::session::outcome::{ConnectFailure, Reason};
+use crate::session::outcome::Reason;
 use crate::state::{Phase, State};
 use crate::stats::Stats;
 
@@ -416,7 +416,7 @@ impl<M: Machine> Worker<M> {
             }
         }
         if connection.session.is_dialing() {
-            return self.dial_failed(id, ConnectFailure::Timeout, now);
+            return self.dial_failed(id, self.overdue(id), now);
         }
         self.feed(id, Input::DeadlinePassed, now);
     }

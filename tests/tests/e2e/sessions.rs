@@ -26,7 +26,10 @@ pub fn register(suite: &mut Suite) {
     suite.local("sessions_show_every_state_that_lasts", states);
     suite.local("e7_hostile_names_are_listed_escaped", hostile_names);
     suite.local("sessions_are_listed_once_under_load", under_load);
-    suite.local("nine_thousand_sessions_are_listed_once_each", many);
+    suite.local(
+        "k4_nine_thousand_sessions_work_and_are_listed_once_each",
+        many,
+    );
     suite.both("latencies_count_what_happened", latencies);
 }
 
@@ -264,6 +267,7 @@ fn many(stage: &Stage) -> Result<()> {
     let mut plan = Plan::new(stage.plane, backend.address(), settings);
     plan.nofile = Some(hard as u64);
     let gate = Gate::start_plan(plan)?;
+    let before = gate.usage()?;
     let mut sessions = Vec::new();
     while sessions.len() < count {
         let storm = crowd::storm(
@@ -289,6 +293,21 @@ fn many(stage: &Stage) -> Result<()> {
     assert!(all.iter().all(|one| one["state"] == "active"));
     let found = list(&gate, &["--user", "app", "--limit", "10"])?;
     assert_eq!(found.len(), 10);
+    let now = gate.usage()?;
+    // K4: io_uring hands nothing to threads of its own.
+    assert_eq!(now.threads, before.threads);
+    let each = now.resident_bytes.saturating_sub(before.resident_bytes) / count as u64;
+    println!("{each} bytes of gate for an idle session");
+    ensure!(each < 4096, "{each} bytes for an idle session");
+    for (number, session) in sessions.iter_mut().enumerate() {
+        let text = format!("session {number}");
+        session.wire.send(&wire::query(&text))?;
+    }
+    assert_eq!(backend.answer_parked()?, count);
+    for (number, session) in sessions.iter_mut().enumerate() {
+        let rows = session.answer()?;
+        assert_eq!(rows, [[Some(format!("session {number}"))]]);
+    }
     drop(sessions);
     backend.release();
     gate.wait_empty(Duration::from_secs(10))

@@ -19,6 +19,7 @@ pub fn register(suite: &mut Suite) {
         "e1_segments_and_sizes_of_the_startup_packet",
         segments_and_sizes,
     );
+    suite.both("e1_every_valid_first_packet_byte_by_byte", byte_by_byte);
     suite.both(
         "e3_protocol_versions_are_negotiated_by_the_server_alone",
         versions,
@@ -94,6 +95,56 @@ fn segments_and_sizes(stage: &Stage) -> Result<()> {
     wire.send(&both)?;
     let mut session = Session::finish(wire)?;
     assert_eq!(session.answer()?, [[Some("pipelined".to_owned())]]);
+    Ok(())
+}
+
+fn byte_by_byte(stage: &Stage) -> Result<()> {
+    let gate = Gate::start(stage.plane, stage.postgres.address(), "")?;
+    let app: Pairs = &[(b"user", b"app"), (b"database", b"prod")];
+    let with = |key, value| startup(PROTOCOL_3_0, &[app, &[(key, value)]].concat());
+    let logins = [
+        ("3.0", startup(PROTOCOL_3_0, app)),
+        ("3.2", startup(PROTOCOL_3_0 + 2, app)),
+        ("user only", startup(PROTOCOL_3_0, &app[..1])),
+        ("options", with(b"options", b"-c geqo=off")),
+        ("no replication", with(b"replication", b"false")),
+        ("an option of the protocol", with(b"_pq_.x", b"1")),
+    ];
+    let pause = Duration::from_millis(1);
+    for (name, packet) in logins {
+        for requests in [&[][..], &[SSL_REQUEST, GSSENC_REQUEST]] {
+            let mut wire = Wire::connect(gate.address())?;
+            for request in requests {
+                wire.send_slowly(request, pause)?;
+                assert_eq!(wire.byte()?, b'N', "{name}");
+            }
+            wire.send_slowly(&packet, pause)?;
+            let mut session = Session::finish(wire).context(name)?;
+            assert_eq!(session.value("select current_user")?, "app", "{name}");
+        }
+    }
+    let walker: Pairs = &[
+        (b"user", b"walker"),
+        (b"database", b"prod"),
+        (b"replication", b"database"),
+    ];
+    let mut wire = Wire::connect(gate.address())?;
+    wire.send_slowly(&startup(PROTOCOL_3_0, walker), pause)?;
+    Session::finish(wire).context("a walsender")?;
+
+    let mut sleeper = gate.open("app", "prod")?;
+    sleeper.wire.send(&wire::query("select pg_sleep(30)"))?;
+    let mut cancel = Wire::connect(gate.address())?;
+    // Not before the query has begun.
+    std::thread::sleep(Duration::from_millis(100));
+    cancel.send_slowly(&sleeper.cancel_packet(), pause)?;
+    assert_eq!(cancel.rest(SOON)?, b"");
+    let cancelled = sleeper.answer().expect_err("the query was cancelled");
+    assert_eq!(cancelled.code(), "57014");
+    drop(sleeper);
+    gate.wait_empty(SOON)?;
+    let failures = gate.metrics()?.sum("gate_startup_failures_total", &[]);
+    assert_eq!(failures, 0.0);
     Ok(())
 }
 

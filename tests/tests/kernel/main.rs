@@ -10,7 +10,9 @@ mod plane;
 mod record;
 mod ring;
 mod slots;
+mod stall;
 mod steer;
+mod vanish;
 mod victim;
 
 use std::process::ExitCode;
@@ -34,6 +36,8 @@ fn tests() -> Vec<Test> {
         steer::TESTS,
         nic::TESTS,
         record::TESTS,
+        vanish::TESTS,
+        stall::TESTS,
     ]
     .concat()
 }
