@@ -16,6 +16,9 @@ use crate::session::outcome::ConnectFailure;
 const IDENTITIES_MAX: usize = 4096;
 /// How long a dial that found no descriptor or a full backlog rests.
 const REDIAL: Duration = Duration::from_millis(5);
+/// How many of them may fail again at a time: a server that hangs with a full
+/// backlog must not keep the loop busy.
+const REDIALS_MAX: usize = 64;
 
 impl<M: Machine> Worker<M> {
     /// Connects to the backend. A failure is fed in the next round, as every
@@ -77,7 +80,7 @@ impl<M: Machine> Worker<M> {
                 if error.kind() == io::ErrorKind::WouldBlock
                     || matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) =>
             {
-                self.redials.push(id);
+                self.redials.push((id, connection.generation));
                 self.redial_at.get_or_insert(now + REDIAL);
             }
             Err(error) => {
@@ -93,6 +96,9 @@ impl<M: Machine> Worker<M> {
         let connection = &mut self.connections[id as usize];
         let place = usize::from(connection.backend_index);
         let address = usize::from(connection.address);
+        // Also one that was never reached, for want of a descriptor or of room in
+        // its backlog: it has had its time.
+        connection.tried |= 1 << address;
         let backends = &self.state.backends;
         backends.failed(place, address, failure, now);
         let another = backends
@@ -106,18 +112,28 @@ impl<M: Machine> Worker<M> {
         self.feed(id, input, now);
     }
 
-    /// Dials again what found no descriptor; the connect deadline ends it.
+    /// Dials again what found no descriptor or a full backlog; the connect
+    /// deadline ends it.
     pub(super) fn redial(&mut self, now: Instant) {
         self.redial_at = None;
-        for id in std::mem::take(&mut self.redials) {
+        let mut waiting = std::mem::take(&mut self.redials).into_iter();
+        for (id, generation) in waiting.by_ref() {
             let connection = self.connections.get(id as usize);
             let waits = |connection: &Connection<M>| {
-                connection.mode == Mode::Dialing && connection.backend.is_none()
+                connection.generation == generation
+                    && connection.mode == Mode::Dialing
+                    && connection.backend.is_none()
+                    && connection.dial_error.is_none()
             };
             if connection.is_some_and(waits) {
                 self.connect_backend(id, now);
             }
+            if self.redials.len() >= REDIALS_MAX {
+                break;
+            }
         }
+        // Those that had no turn come first the next time.
+        self.redials.splice(0..0, waiting);
     }
 
     /// A CancelRequest does not say which server it is for: every address of

@@ -125,8 +125,8 @@ pub struct Worker<M: Machine> {
     hot: Box<[u8]>,
     /// When paused listeners are armed again.
     accept_retry: Option<Instant>,
-    /// Connections whose backend is dialled again, for want of a descriptor.
-    redials: Vec<u32>,
+    /// Connections, with their generation, whose backend is dialled again.
+    redials: Vec<(u32, u32)>,
     redial_at: Option<Instant>,
     /// Connections that wait for a slot.
     waiters: usize,
