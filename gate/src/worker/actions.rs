@@ -106,7 +106,7 @@ impl<M: Machine> Worker<M> {
             Action::CloseBackend => self.retire_backend(id, now),
             Action::DropBackendData => {
                 connection.up.finished = true;
-                self.pipes.take_back(connection.up.give_pipe());
+                self.pipes.take_back(connection.up.drop_all());
                 self.pipes.take_back(connection.down.drop_all());
                 self.enqueue(id);
             }

@@ -72,8 +72,6 @@ pub enum Filled {
 pub struct Flow<P> {
     held: Held<P>,
     full_reads: u8,
-    /// The sender's FIN was read.
-    pub source_ended: bool,
     /// Nobody wants the bytes any more: read and drop them.
     pub drops: bool,
     /// Its end was reported; nothing is read any more.
@@ -85,7 +83,6 @@ impl<P> Default for Flow<P> {
         Self {
             held: Held::Nothing,
             full_reads: 0,
-            source_ended: false,
             drops: false,
             finished: false,
         }
@@ -122,10 +119,6 @@ impl<P> Flow<P> {
         sink: Option<&Side<M::Socket>>,
     ) -> Flushed {
         match &mut self.held {
-            Held::Bytes(..) if self.drops => {
-                self.held = Held::Nothing;
-                Flushed::Empty
-            }
             Held::Nothing | Held::Piped(_, 0) => Flushed::Empty,
             Held::Bytes(spill) => {
                 let left = &spill.bytes[spill.sent..];
@@ -201,6 +194,9 @@ impl<P> Flow<P> {
     /// Drops what is held and what comes. Returns the pipe, if it has one.
     pub fn drop_all(&mut self) -> GivenBack<P> {
         self.drops = true;
+        if let Held::Bytes(_) = self.held {
+            self.held = Held::Nothing;
+        }
         self.give_pipe()
     }
 

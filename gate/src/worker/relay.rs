@@ -140,9 +140,6 @@ impl<M: Machine> Worker<M> {
                 Flushed::Blocked => return unread,
                 Flushed::Lost(gone) => return Turn::SinkLost(gone),
             }
-            if flow.source_ended {
-                return Turn::Ended;
-            }
             let Some(source) = source else {
                 return Turn::Waits;
             };
@@ -158,10 +155,7 @@ impl<M: Machine> Worker<M> {
             let count = match source.receive(&mut self.machine, hot) {
                 Received::Data(count) => count,
                 Received::Blocked => return Turn::Waits,
-                Received::Ended => {
-                    flow.source_ended = true;
-                    return Turn::Ended;
-                }
+                Received::Ended => return Turn::Ended,
                 Received::Lost => return Turn::SourceLost,
             };
             let full = count == hot.len();
@@ -226,10 +220,7 @@ impl<M: Machine> Worker<M> {
                 return None;
             }
             Filled::Blocked => Turn::Waits,
-            Filled::Ended => {
-                flow.source_ended = true;
-                Turn::Ended
-            }
+            Filled::Ended => Turn::Ended,
             Filled::Lost => Turn::SourceLost,
         };
         self.pipes.take_back(flow.give_pipe());
@@ -252,7 +243,12 @@ impl<M: Machine> Worker<M> {
                 connection.up.finished = true;
                 Input::ClientEnded
             }
-            (Direction::ToBackend, Turn::SourceLost) | (Direction::ToClient, Turn::SinkLost(_)) => {
+            (Direction::ToBackend, Turn::SourceLost) => Input::ClientLost,
+            (Direction::ToClient, Turn::SinkLost(_)) => {
+                // Whatever the session makes of it, the backend's end is to be
+                // seen, and it may have been reported already.
+                self.pipes.take_back(connection.down.drop_all());
+                self.enqueue(id);
                 Input::ClientLost
             }
             (Direction::ToClient, Turn::Ended) if !connection.backend_broke => {
