@@ -290,6 +290,9 @@ impl<M: Machine> Worker<M> {
                 self.state.evicting.fetch_add(1, Ordering::Relaxed);
                 return self.feed(victim, Input::Evict, now);
             }
+            // What its poll was to report is read already, and a poll of one
+            // report tells nothing of room to write.
+            self.cancel_poll(victim, Kind::Client);
         }
     }
 

@@ -248,7 +248,9 @@ impl<M: Machine> Worker<M> {
         }
     }
 
-    fn cancel_poll(&mut self, id: u32, kind: Kind) {
+    /// Ends a poll; its last completion still comes, and arms it anew as the
+    /// connection's mode needs it then.
+    pub(super) fn cancel_poll(&mut self, id: u32, kind: Kind) {
         let connection = &mut self.connections[id as usize];
         let key = Key::new(kind, id, connection.generation);
         let side = connection.side(kind);
