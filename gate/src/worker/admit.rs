@@ -76,6 +76,7 @@ impl<M: Machine> Worker<M> {
     /// What a verdict means for the session: a refusal may be worth a wait.
     fn answer(&mut self, id: u32, who: &Identity, verdict: Result<(), Reason>) -> Answer {
         let connection = &mut self.connections[id as usize];
+        connection.admitted = verdict.is_ok();
         let took = self
             .machine
             .now()
@@ -196,6 +197,8 @@ impl<M: Machine> Worker<M> {
             return;
         }
         connection.admitting = false;
+        // Also if nobody wants it any more.
+        connection.admitted = answer.is_ok();
         if connection.mode == Mode::Closing {
             return self.advance(key.index, now);
         }

@@ -424,8 +424,12 @@ impl<M: Machine> Worker<M> {
     /// Sees what the control plane changed.
     fn refresh(&mut self, now: Instant) -> io::Result<()> {
         self.take_inquiries();
-        self.config = self.state.config();
-        self.deadlines = Arc::new(deadlines(&self.config));
+        let config = self.state.config();
+        // Most wake-ups are of those that wait, and sessions share the deadlines.
+        if !Arc::ptr_eq(&config, &self.config) {
+            self.config = config;
+            self.deadlines = Arc::new(deadlines(&self.config));
+        }
         if self.state.has_left() {
             self.leave()?;
         }
@@ -474,7 +478,10 @@ impl<M: Machine> Worker<M> {
             }
             if let Some(entry) = connection.entry.take() {
                 self.state.ledger.closed(entry);
-                self.state.slots_released();
+                // A storm of refusals is no reason for those that wait to ask.
+                if connection.admitted {
+                    self.state.slots_released();
+                }
             }
             self.state.give_fds(u64::from(connection.fds));
             if connection.on_reserve {
