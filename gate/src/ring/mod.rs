@@ -30,6 +30,8 @@ const SUBMISSIONS: u32 = 1024;
 /// Entries of the completion queue. Past it the kernel keeps completions on a
 /// list of its own and ends multishots, which are armed again.
 const COMPLETIONS: u32 = 16_384;
+/// How often a full queue is submitted before the operation is given up.
+const PUSH_TRIES: u32 = 1000;
 /// How often a ring that found no memory is tried again, and how long that rests.
 const SET_UP_RETRIES: u32 = 20;
 const SET_UP_REST: Duration = Duration::from_millis(10);
@@ -232,7 +234,7 @@ impl Ring {
     }
 
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
-        loop {
+        for _ in 0..PUSH_TRIES {
             // SAFETY: the one operation of this module that points to memory is
             // the admission, whose bytes `requests` keeps in place until its
             // completion. A descriptor that is closed too early makes the kernel
@@ -245,6 +247,7 @@ impl Ring {
                 _ => {}
             }
         }
+        Err(io::Error::from(io::ErrorKind::ResourceBusy))
     }
 }
 

@@ -95,10 +95,11 @@ impl<M: Machine> Worker<M> {
         };
         for index in 0..self.listeners.len() {
             for _ in 0..takes {
-                let Ok(socket) = self.machine.accept_now(&self.listeners[index].socket) else {
-                    break;
-                };
-                self.on_accepted(index, socket, now);
+                match self.machine.accept_now(&self.listeners[index].socket) {
+                    Ok(socket) => self.on_accepted(index, socket, now),
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                    Err(_) => break,
+                }
             }
         }
         self.begin_fresh(now);
@@ -290,6 +291,9 @@ impl<M: Machine> Worker<M> {
                 self.state.evicting.fetch_add(1, Ordering::Relaxed);
                 return self.feed(victim, Input::Evict, now);
             }
+            // What its poll was to report is read already, and a poll of one
+            // report tells nothing of room to write.
+            self.cancel_poll(victim, Kind::Client);
         }
     }
 

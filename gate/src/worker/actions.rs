@@ -94,6 +94,8 @@ impl<M: Machine> Worker<M> {
                     self.machine.end(&backend.socket);
                 }
             }
+            // A FIN would tell the client that it has got everything.
+            Action::EndClient if connection.down.held() > 0 => connection.reset_client = true,
             Action::EndClient => {
                 if let Some(client) = &connection.client {
                     self.machine.end(&client.socket);
@@ -106,7 +108,7 @@ impl<M: Machine> Worker<M> {
             Action::CloseBackend => self.retire_backend(id, now),
             Action::DropBackendData => {
                 connection.up.finished = true;
-                self.pipes.take_back(connection.up.give_pipe());
+                self.pipes.take_back(connection.up.drop_all());
                 self.pipes.take_back(connection.down.drop_all());
                 self.enqueue(id);
             }
@@ -237,7 +239,7 @@ impl<M: Machine> Worker<M> {
         self.end_wait(id);
         let connection = &mut self.connections[id as usize];
         connection.mode = Mode::Closing;
-        connection.reset_client = reset_client;
+        connection.reset_client |= reset_client;
         if let Some(deadline) = connection.deadline.take() {
             self.timers.replace(id, Some(deadline), None);
         }
@@ -248,7 +250,9 @@ impl<M: Machine> Worker<M> {
         }
     }
 
-    fn cancel_poll(&mut self, id: u32, kind: Kind) {
+    /// Ends a poll; its last completion still comes, and arms it anew as the
+    /// connection's mode needs it then.
+    pub(super) fn cancel_poll(&mut self, id: u32, kind: Kind) {
         let connection = &mut self.connections[id as usize];
         let key = Key::new(kind, id, connection.generation);
         let side = connection.side(kind);

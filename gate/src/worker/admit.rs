@@ -76,6 +76,7 @@ impl<M: Machine> Worker<M> {
     /// What a verdict means for the session: a refusal may be worth a wait.
     fn answer(&mut self, id: u32, who: &Identity, verdict: Result<(), Reason>) -> Answer {
         let connection = &mut self.connections[id as usize];
+        connection.admitted = verdict.is_ok();
         let took = self
             .machine
             .now()
@@ -85,6 +86,8 @@ impl<M: Machine> Worker<M> {
             return Answer::Verdict(verdict);
         }
         self.stats.admission_took(took);
+        // The ledger did not get as far as the connection's record.
+        connection.pending |= verdict == Err(Reason::NamesFull);
         let backend = &self.config.backends[usize::from(connection.backend_index)];
         let limit = match verdict {
             Ok(()) => None,
@@ -196,6 +199,8 @@ impl<M: Machine> Worker<M> {
             return;
         }
         connection.admitting = false;
+        // Also if nobody wants it any more.
+        connection.admitted = answer.is_ok();
         if connection.mode == Mode::Closing {
             return self.advance(key.index, now);
         }

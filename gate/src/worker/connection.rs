@@ -229,6 +229,8 @@ pub struct Connection<M: Machine> {
     pub asked: u8,
     /// The kernel's answer is still to come.
     pub admitting: bool,
+    /// Holds slots.
+    pub admitted: bool,
     /// The dial failed before there was anything to poll.
     pub dial_error: Option<ConnectFailure>,
     /// End the client's connection with RST.
@@ -281,6 +283,7 @@ impl<M: Machine> Connection<M> {
             pending: false,
             asked: 0,
             admitting: false,
+            admitted: false,
             dial_error: None,
             reset_client: false,
             backend_broke: false,
@@ -308,6 +311,11 @@ impl<M: Machine> Connection<M> {
             Direction::ToBackend => (&mut self.up, client, backend.map(|side| &*side)),
             Direction::ToClient => (&mut self.down, backend, client.map(|side| &*side)),
         }
+    }
+
+    /// Whether a direction has much to move.
+    pub fn is_bulk(&self) -> bool {
+        self.up.is_bulk() || self.down.is_bulk()
     }
 
     /// Notes bytes that were passed on.

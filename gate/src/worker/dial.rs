@@ -12,11 +12,20 @@ use crate::host::connect_failure;
 use crate::session::Session;
 use crate::session::event::Input;
 use crate::session::outcome::ConnectFailure;
+use crate::state::Phase;
 
 /// Identities that a worker shares among its sessions; past it, it starts anew.
 const IDENTITIES_MAX: usize = 4096;
+/// CancelRequests of gate's own under way at once: one packet of a stranger's
+/// becomes one for each address of each backend.
+const CANCELS_MAX: usize = 64;
+/// Those that wait for their turn; what is beyond is left to the deadlines.
+const CANCELS_WAITING_MAX: usize = 16_384;
 /// How long a dial that found no descriptor or a full backlog rests.
 const REDIAL: Duration = Duration::from_millis(5);
+/// How many of them may fail again at a time: a server that hangs with a full
+/// backlog must not keep the loop busy.
+const REDIALS_MAX: usize = 64;
 
 impl<M: Machine> Worker<M> {
     /// Connects to the backend. A failure is fed in the next round, as every
@@ -78,7 +87,7 @@ impl<M: Machine> Worker<M> {
                 if error.kind() == io::ErrorKind::WouldBlock
                     || matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) =>
             {
-                self.redials.push(id);
+                self.redials.push((id, connection.generation));
                 self.redial_at.get_or_insert(now + REDIAL);
             }
             Err(error) => {
@@ -94,7 +103,8 @@ impl<M: Machine> Worker<M> {
         let connection = &mut self.connections[id as usize];
         let place = usize::from(connection.backend_index);
         let address = usize::from(connection.address);
-        // One for which there never was a socket too, or it would be the next.
+        // Also one that was never reached, for want of a descriptor or of room in
+        // its backlog: it has had its time.
         connection.tried |= 1 << address;
         let backends = &self.state.backends;
         backends.failed(place, address, failure, now);
@@ -121,18 +131,28 @@ impl<M: Machine> Worker<M> {
         }
     }
 
-    /// Dials again what found no descriptor; the connect deadline ends it.
+    /// Dials again what found no descriptor or a full backlog; the connect
+    /// deadline ends it.
     pub(super) fn redial(&mut self, now: Instant) {
         self.redial_at = None;
-        for id in std::mem::take(&mut self.redials) {
+        let mut waiting = std::mem::take(&mut self.redials).into_iter();
+        for (id, generation) in waiting.by_ref() {
             let connection = self.connections.get(id as usize);
             let waits = |connection: &Connection<M>| {
-                connection.mode == Mode::Dialing && connection.backend.is_none()
+                connection.generation == generation
+                    && connection.mode == Mode::Dialing
+                    && connection.backend.is_none()
+                    && connection.dial_error.is_none()
             };
             if connection.is_some_and(waits) {
                 self.connect_backend(id, now);
             }
+            if self.redials.len() >= REDIALS_MAX {
+                break;
+            }
         }
+        // Those that had no turn come first the next time.
+        self.redials.splice(0..0, waiting);
     }
 
     /// A CancelRequest does not say which server it is for: every address of
@@ -158,13 +178,34 @@ impl<M: Machine> Worker<M> {
     }
 
     /// Sends a CancelRequest to an address of a backend, over a connection of
-    /// gate's own.
+    /// gate's own: now, or when some of those under way have ended.
     pub(super) fn cancel_query(&mut self, packet: Vec<u8>, place: (u16, u8), now: Instant) {
+        if self.cancels < CANCELS_MAX {
+            self.send_cancel(packet, place, now);
+        } else if self.cancels_waiting.len() < CANCELS_WAITING_MAX {
+            self.cancels_waiting.push_back((packet, place));
+        }
+    }
+
+    /// Sends those that had to wait.
+    pub(super) fn send_waiting_cancels(&mut self, now: Instant) {
+        if self.phase == Phase::Stopping {
+            self.cancels_waiting.clear();
+        }
+        while self.cancels < CANCELS_MAX
+            && let Some((packet, place)) = self.cancels_waiting.pop_front()
+        {
+            self.send_cancel(packet, place, now);
+        }
+    }
+
+    fn send_cancel(&mut self, packet: Vec<u8>, place: (u16, u8), now: Instant) {
         let session = Session::cancel(Arc::clone(&self.deadlines), packet);
         let mut connection = Connection::new(session, 0, now);
         let (backend, address) = place;
         connection.backend_index = backend;
         connection.tried = !(1 << address);
+        self.cancels += 1;
         let id = self.insert(connection);
         self.start(id, now);
     }

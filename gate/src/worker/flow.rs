@@ -15,6 +15,10 @@ use super::machine::Machine;
 /// some size; bulk fills the buffer each time.
 const FULL_READS: u8 = 2;
 
+/// Wishes for a pipe that are not tried after one that failed: the reason will
+/// last, and each try costs some system calls.
+const REST: u32 = 1000;
+
 /// What a receiver has not taken yet.
 #[derive(Debug)]
 enum Held<P> {
@@ -72,8 +76,6 @@ pub enum Filled {
 pub struct Flow<P> {
     held: Held<P>,
     full_reads: u8,
-    /// The sender's FIN was read.
-    pub source_ended: bool,
     /// Nobody wants the bytes any more: read and drop them.
     pub drops: bool,
     /// Its end was reported; nothing is read any more.
@@ -85,7 +87,6 @@ impl<P> Default for Flow<P> {
         Self {
             held: Held::Nothing,
             full_reads: 0,
-            source_ended: false,
             drops: false,
             finished: false,
         }
@@ -106,6 +107,11 @@ impl<P> Flow<P> {
         matches!(self.held, Held::Piped(..))
     }
 
+    /// Whether it has much to move: its turn comes after those of small messages.
+    pub fn is_bulk(&self) -> bool {
+        self.is_piped() || self.full_reads > 0
+    }
+
     /// Bytes held back.
     pub fn held(&self) -> usize {
         match &self.held {
@@ -122,10 +128,6 @@ impl<P> Flow<P> {
         sink: Option<&Side<M::Socket>>,
     ) -> Flushed {
         match &mut self.held {
-            Held::Bytes(..) if self.drops => {
-                self.held = Held::Nothing;
-                Flushed::Empty
-            }
             Held::Nothing | Held::Piped(_, 0) => Flushed::Empty,
             Held::Bytes(spill) => {
                 let left = &spill.bytes[spill.sent..];
@@ -201,6 +203,9 @@ impl<P> Flow<P> {
     /// Drops what is held and what comes. Returns the pipe, if it has one.
     pub fn drop_all(&mut self) -> GivenBack<P> {
         self.drops = true;
+        if let Held::Bytes(_) = self.held {
+            self.held = Held::Nothing;
+        }
         self.give_pipe()
     }
 
@@ -266,6 +271,8 @@ pub struct Pipes<P> {
     idle: Vec<P>,
     made: usize,
     max: usize,
+    /// How many wishes are not tried, after one that failed.
+    resting: u32,
 }
 
 impl<P> Pipes<P> {
@@ -275,6 +282,7 @@ impl<P> Pipes<P> {
             idle: Vec::new(),
             made: 0,
             max,
+            resting: 0,
         }
     }
 
@@ -286,6 +294,10 @@ impl<P> Pipes<P> {
         if self.made >= self.max {
             return None;
         }
+        if self.resting > 0 {
+            self.resting -= 1;
+            return None;
+        }
         match machine.pipe() {
             Ok(pipe) => {
                 self.made += 1;
@@ -293,6 +305,7 @@ impl<P> Pipes<P> {
             }
             Err(error) => {
                 tracing::debug!(%error, "no pipe: bulk is copied");
+                self.resting = REST;
                 None
             }
         }

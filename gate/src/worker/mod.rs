@@ -119,15 +119,21 @@ pub struct Worker<M: Machine> {
     identities: HashSet<Arc<Identity>>,
     /// Connections with work left over.
     runnable: VecDeque<u32>,
+    /// Those that have bulk to move.
+    bulk: VecDeque<u32>,
     /// Connections that may be closed.
     finished: Vec<u32>,
     actions: Vec<Action>,
     hot: Box<[u8]>,
     /// When paused listeners are armed again.
     accept_retry: Option<Instant>,
-    /// Connections whose backend is dialled again, for want of a descriptor.
-    redials: Vec<u32>,
+    /// Connections, with their generation, whose backend is dialled again.
+    redials: Vec<(u32, u32)>,
     redial_at: Option<Instant>,
+    /// CancelRequests of gate's own that are under way.
+    cancels: usize,
+    /// Those that are not yet, with backend and address.
+    cancels_waiting: VecDeque<(Vec<u8>, (u16, u8))>,
     /// Connections that wait for a slot.
     waiters: usize,
     /// When those that wait ask again.
@@ -187,12 +193,15 @@ impl<M: Machine> Worker<M> {
             names: NameCache::default(),
             identities: HashSet::new(),
             runnable: VecDeque::new(),
+            bulk: VecDeque::new(),
             finished: Vec::new(),
             actions: Vec::new(),
             hot: vec![0; HOT_BYTES].into_boxed_slice(),
             accept_retry: None,
             redials: Vec::new(),
             redial_at: None,
+            cancels: 0,
+            cancels_waiting: VecDeque::new(),
             waiters: 0,
             look_at: None,
             spare_lent: false,
@@ -245,6 +254,11 @@ impl<M: Machine> Worker<M> {
                 self.resume(id, now);
             }
         }
+        // One in a round: whoever has a small message waits for one turn of bulk
+        // at most, however many sessions have bulk.
+        if let Some(id) = self.bulk.pop_front() {
+            self.resume(id, now);
+        }
         while let Some(id) = self.timers.pop_expired(now) {
             self.expire(id, now);
         }
@@ -260,6 +274,7 @@ impl<M: Machine> Worker<M> {
         }
         self.answer_inquiries(now);
         self.close_finished();
+        self.send_waiting_cancels(now);
         if self.leaving {
             self.close_listeners(now);
         }
@@ -294,7 +309,10 @@ impl<M: Machine> Worker<M> {
     }
 
     fn timeout(&self, now: Instant) -> Duration {
-        if !(self.runnable.is_empty() && self.finished.is_empty() && self.listings.is_empty()) {
+        let left_over = [&self.runnable, &self.bulk]
+            .iter()
+            .any(|queue| !queue.is_empty());
+        if left_over || !(self.finished.is_empty() && self.listings.is_empty()) {
             return Duration::ZERO;
         }
         let next = self
@@ -364,12 +382,14 @@ impl<M: Machine> Worker<M> {
 
     /// Does whatever can be done now.
     fn advance(&mut self, id: u32, now: Instant) {
-        match self.connections[id as usize].mode {
+        let connection = &self.connections[id as usize];
+        match connection.mode {
             Mode::Startup => self.read_startup(id, now),
             // Its answer comes with a completion.
             Mode::Admitting => {}
             Mode::Waiting => self.watch_client(id, now),
             Mode::Dialing => self.watch_dial(id, now),
+            Mode::Relaying if connection.is_bulk() => self.enqueue(id),
             Mode::Relaying => self.relay(id, now),
             Mode::Lingering => self.drop_client_data(id, now),
             Mode::Closing => {
@@ -383,8 +403,10 @@ impl<M: Machine> Worker<M> {
     fn resume(&mut self, id: u32, now: Instant) {
         if let Some(connection) = self.connections.get_mut(id as usize) {
             connection.queued = false;
-            if connection.mode != Mode::Closing {
-                self.advance(id, now);
+            match connection.mode {
+                Mode::Closing => {}
+                Mode::Relaying => self.relay(id, now),
+                _ => self.advance(id, now),
             }
         }
     }
@@ -394,7 +416,11 @@ impl<M: Machine> Worker<M> {
         let connection = &mut self.connections[id as usize];
         if !connection.queued {
             connection.queued = true;
-            self.runnable.push_back(id);
+            if connection.mode == Mode::Relaying && connection.is_bulk() {
+                self.bulk.push_back(id);
+            } else {
+                self.runnable.push_back(id);
+            }
         }
     }
 
@@ -424,8 +450,12 @@ impl<M: Machine> Worker<M> {
     /// Sees what the control plane changed.
     fn refresh(&mut self, now: Instant) -> io::Result<()> {
         self.take_inquiries();
-        self.config = self.state.config();
-        self.deadlines = Arc::new(deadlines(&self.config));
+        let config = self.state.config();
+        // Most wake-ups are of those that wait, and sessions share the deadlines.
+        if !Arc::ptr_eq(&config, &self.config) {
+            self.config = config;
+            self.deadlines = Arc::new(deadlines(&self.config));
+        }
         if self.state.has_left() {
             self.leave()?;
         }
@@ -472,9 +502,16 @@ impl<M: Machine> Worker<M> {
                 Some(client) => self.machine.close(client.socket),
                 None => {}
             }
+            // Whoever has no entry has no client.
+            if connection.entry.is_none() {
+                self.cancels -= 1;
+            }
             if let Some(entry) = connection.entry.take() {
                 self.state.ledger.closed(entry);
-                self.state.slots_released();
+                // A storm of refusals is no reason for those that wait to ask.
+                if connection.admitted {
+                    self.state.slots_released();
+                }
             }
             self.state.give_fds(u64::from(connection.fds));
             if connection.on_reserve {

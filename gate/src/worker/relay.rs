@@ -12,9 +12,9 @@ use crate::session::outcome::ConnectFailure;
 use crate::stats::Direction;
 
 /// Reads of one direction before others have their turn.
-const READS_PER_TURN: usize = 8;
+const READS_PER_TURN: usize = 4;
 /// Moves of one direction through its pipe before others have their turn.
-const MOVES_PER_TURN: usize = 2;
+const MOVES_PER_TURN: usize = 1;
 
 /// How one direction's turn ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +120,7 @@ impl<M: Machine> Worker<M> {
     /// others waiting.
     fn turn(&mut self, id: u32, direction: Direction, hot: &mut [u8], now: Instant) -> Turn {
         let (mut reads, mut moves) = (0, 0);
-        while reads < READS_PER_TURN && moves < MOVES_PER_TURN {
+        loop {
             let connection = &mut self.connections[id as usize];
             let (flow, source, sink) = connection.direction(direction);
             // A client that is not read, because its bytes have nowhere to go or
@@ -140,8 +140,8 @@ impl<M: Machine> Worker<M> {
                 Flushed::Blocked => return unread,
                 Flushed::Lost(gone) => return Turn::SinkLost(gone),
             }
-            if flow.source_ended {
-                return Turn::Ended;
+            if reads == READS_PER_TURN || moves == MOVES_PER_TURN {
+                return Turn::More;
             }
             let Some(source) = source else {
                 return Turn::Waits;
@@ -158,10 +158,7 @@ impl<M: Machine> Worker<M> {
             let count = match source.receive(&mut self.machine, hot) {
                 Received::Data(count) => count,
                 Received::Blocked => return Turn::Waits,
-                Received::Ended => {
-                    flow.source_ended = true;
-                    return Turn::Ended;
-                }
+                Received::Ended => return Turn::Ended,
                 Received::Lost => return Turn::SourceLost,
             };
             let full = count == hot.len();
@@ -169,7 +166,6 @@ impl<M: Machine> Worker<M> {
                 return Turn::SinkLost(gone);
             }
         }
-        Turn::More
     }
 
     /// Passes on what was read.
@@ -226,10 +222,7 @@ impl<M: Machine> Worker<M> {
                 return None;
             }
             Filled::Blocked => Turn::Waits,
-            Filled::Ended => {
-                flow.source_ended = true;
-                Turn::Ended
-            }
+            Filled::Ended => Turn::Ended,
             Filled::Lost => Turn::SourceLost,
         };
         self.pipes.take_back(flow.give_pipe());
@@ -252,7 +245,12 @@ impl<M: Machine> Worker<M> {
                 connection.up.finished = true;
                 Input::ClientEnded
             }
-            (Direction::ToBackend, Turn::SourceLost) | (Direction::ToClient, Turn::SinkLost(_)) => {
+            (Direction::ToBackend, Turn::SourceLost) => Input::ClientLost,
+            (Direction::ToClient, Turn::SinkLost(_)) => {
+                // Whatever the session makes of it, the backend's end is to be
+                // seen, and it may have been reported already.
+                self.pipes.take_back(connection.down.drop_all());
+                self.enqueue(id);
                 Input::ClientLost
             }
             (Direction::ToClient, Turn::Ended) if !connection.backend_broke => {

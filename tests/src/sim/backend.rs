@@ -135,6 +135,10 @@ impl Backend {
 
 /// gate dials. Returns the line, or why there is none.
 pub fn dial(world: &mut World, name: &str) -> Result<usize, i32> {
+    let full = world.plan.full_after;
+    if name == "default" && full.is_some_and(|after| world.now >= after) {
+        return Err(libc::EAGAIN);
+    }
     if world.random.one_in(25) {
         return Err(world.random.pick(&[
             libc::ENETUNREACH,

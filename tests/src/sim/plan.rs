@@ -31,6 +31,9 @@ pub struct Plan {
     pub session_fds_max: u64,
     /// A call on a socket fails for want of something once in so many; never with 0.
     pub fault_one_in: usize,
+    /// From then on the first backend accepts nothing, and its backlog is full: a unix
+    /// socket's dial is told so, and no poll tells when that changes.
+    pub full_after: Option<Duration>,
     /// The control plane stops gate after so long.
     pub stop_after: Option<Duration>,
     /// It drains gate before that.
@@ -78,6 +81,9 @@ impl Plan {
                 u64::MAX
             },
             fault_one_in: random.pick(&[0, 0, 200, 15]),
+            full_after: random
+                .one_in(12)
+                .then(|| random.delay(Duration::from_secs(10))),
             stop_after: random
                 .one_in(4)
                 .then(|| random.delay(Duration::from_secs(40))),
