@@ -77,6 +77,8 @@ pub struct State {
     /// Connections that any worker evicted and has not closed yet: still pending
     /// by the ledger.
     pub evicting: AtomicU64,
+    /// Evictions that a worker had no victim for.
+    pub evictions_wanted: AtomicU64,
     /// Descriptors that sessions of all workers hold.
     pub session_fds: AtomicU64,
     /// Descriptors that sessions may hold together.
@@ -119,6 +121,7 @@ impl State {
             waiting: Waiting::default(),
             inboxes,
             evicting: AtomicU64::new(0),
+            evictions_wanted: AtomicU64::new(0),
             session_fds: AtomicU64::new(0),
             session_fds_max: u64::MAX,
             pipes_max: PIPES_MAX,

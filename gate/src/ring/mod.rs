@@ -188,8 +188,13 @@ impl Ring {
             bytes.cast(),
             size_of::<AdmitRequest>() as u32,
         );
-        self.push(&operation.build().user_data(data))?;
-        Ok(true)
+        let pushed = self.push(&operation.build().user_data(data));
+        if pushed.is_err()
+            && let Some(requests) = &mut self.requests
+        {
+            requests.take_back(data);
+        }
+        pushed.map(|()| true)
     }
 
     /// Ends an operation; its last completion still comes.

@@ -450,6 +450,7 @@ impl<M: Machine> Worker<M> {
     /// Sees what the control plane changed.
     fn refresh(&mut self, now: Instant) -> io::Result<()> {
         self.take_inquiries();
+        self.evict_for_others(now);
         let config = self.state.config();
         // Most wake-ups are of those that wait, and sessions share the deadlines.
         if !Arc::ptr_eq(&config, &self.config) {
