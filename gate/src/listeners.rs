@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -11,11 +11,11 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::config::{Config, Pin, TcpOptions};
 use crate::host;
-use crate::kernel::{Choice, Group, KernelError, Plane, WorkerLoads};
+use crate::kernel::{Choice, Group, Plane};
 use crate::ledger::Ledger;
 use crate::placement::Place;
 use crate::server::RunError;
-use crate::state::ListenerInfo;
+use crate::state::{ListenerInfo, State};
 use crate::takeover::{Item, Predecessor};
 use crate::worker::Listening;
 
@@ -85,41 +85,10 @@ impl Listeners {
                 row.push(listen(address, &listener.tcp, plane, index)?);
             }
             let address = row.first().map_or(Ok(address), bound)?;
-            if let Pin::Nic(_) = config.workers.pin {
-                for (socket, place) in row.iter().zip(places.iter().cycle()) {
-                    if let Some(cpu) = place.cpu {
-                        host::prefer_incoming_cpu(socket.as_fd(), cpu)
-                            .context("SO_INCOMING_CPU is refused")?;
-                    }
-                }
-            }
             listeners.infos.push(ListenerInfo { address, index });
             listeners.sockets.push(row);
         }
         Ok(listeners)
-    }
-
-    /// Tells the kernel who chooses the worker of a new connection. Beyond the
-    /// first socket of each worker, adopted ones get no new connections.
-    pub fn steer(
-        &self,
-        config: &Config,
-        workers: usize,
-        plane: &Plane,
-    ) -> Result<Option<Arc<WorkerLoads>>, KernelError> {
-        // Only the CPU that a packet comes in at knows the worker of its queue.
-        let choice = match &config.workers.pin {
-            Pin::Nic(_) => Choice::Kernel,
-            Pin::None | Pin::Cpus | Pin::List(_) => Choice::LessLoaded,
-        };
-        let rows = self.infos.iter().zip(&self.sockets);
-        let groups: Vec<Group<'_>> = rows
-            .map(|(info, row)| Group {
-                listener: info.index,
-                sockets: row.iter().take(workers).map(Socket::as_fd).collect(),
-            })
-            .collect();
-        plane.steer(&groups, choice)
     }
 
     /// Second descriptors of all sockets, by listener.
@@ -154,6 +123,43 @@ impl Listeners {
         }
         per_worker
     }
+}
+
+/// Tells the kernel who chooses the worker of a new connection. Beyond the first
+/// socket of each worker, adopted ones get no new connections.
+pub fn steer(state: &State, plane: Option<&Plane>) -> Result<(), RunError> {
+    let sockets = state.sockets.read().unwrap_or_else(PoisonError::into_inner);
+    // Only the CPU that a packet comes in at knows the worker of its queue.
+    let by_queue = matches!(state.config().workers.pin, Pin::Nic(_));
+    for row in sockets.iter() {
+        for (socket, place) in row.iter().zip(state.places.iter().cycle()) {
+            // An adopted socket has the preference of the gate that it is of.
+            let cpu = place.cpu.filter(|_| by_queue);
+            host::prefer_incoming_cpu(socket.as_fd(), cpu).context("SO_INCOMING_CPU is refused")?;
+        }
+    }
+    let Some(plane) = plane else {
+        return Ok(());
+    };
+    let choice = if by_queue {
+        Choice::Kernel
+    } else {
+        Choice::LessLoaded
+    };
+    let workers = state.stats.len();
+    let rows = state.listeners.iter().zip(sockets.iter());
+    let groups: Vec<Group<'_>> = rows
+        .map(|(info, row)| Group {
+            listener: info.index,
+            sockets: row.iter().take(workers).map(OwnedFd::as_fd).collect(),
+        })
+        .collect();
+    if let Some(loads) = plane.steer(&groups, choice)? {
+        for (worker, stats) in state.stats.iter().enumerate() {
+            stats.publish(Arc::clone(&loads), worker);
+        }
+    }
+    Ok(())
 }
 
 fn bound(socket: &Socket) -> Result<SocketAddr, RunError> {

@@ -18,7 +18,7 @@ use crate::control::{self, ControlError, log};
 use crate::host::{self, FdBudget, InstanceLockError, Waker};
 use crate::kernel::{KernelError, Plane, PlaneOptions};
 use crate::ledger::{Ledger, NamesError};
-use crate::listeners::Listeners;
+use crate::listeners::{self, Listeners};
 use crate::placement::{self, Place, PlacementError};
 use crate::ring::{Ring, RingError};
 use crate::state::{KernelState, Phase, State};
@@ -149,21 +149,12 @@ pub fn run(config: Config, source: ConfigSource, start: Start) -> Result<(), Run
         predecessor.as_mut(),
     )?;
     let workers = places.len();
-    let loads = match &plane {
-        Some(plane) => listeners.steer(&config, workers, plane)?,
-        None => None,
-    };
     let kernel_log = plane.as_mut().and_then(Plane::take_logger);
     let (sockets, keeps_control) = control_sockets(&config, predecessor.as_mut())?;
     let mut testament = Testament::new(&config, &listeners, &sockets, predecessor.as_mut())?;
     testament.estate.kernel = plane.is_some();
 
     let state = make_state(&config, places, ledger, &listeners, kernel, fds)?;
-    for (worker, stats) in state.stats.iter().enumerate() {
-        if let Some(loads) = &loads {
-            stats.publish(Arc::clone(loads), worker);
-        }
-    }
     let state = Arc::new(state);
     let control = control::start_on(sockets, Arc::clone(&state), source, kernel_log)?;
     let (failed, failures) = mpsc::channel();
@@ -191,15 +182,14 @@ pub fn run(config: Config, source: ConfigSource, start: Start) -> Result<(), Run
     });
     let mut began = Ok(());
     if all_started {
-        let word = predecessor.map_or(Ok(()), |predecessor| predecessor.ready(keeps_control));
-        match word {
+        match take_charge(&state, plane.as_ref(), predecessor, keeps_control) {
             Ok(()) => {
                 control.ready();
                 testament.deposit(lock, pins_lock, Running(Arc::clone(&state), handle));
             }
             Err(error) => {
                 handle.stop();
-                began = Err(error.into());
+                began = Err(error);
             }
         }
     }
@@ -213,6 +203,22 @@ pub fn run(config: Config, source: ConfigSource, start: Start) -> Result<(), Run
         (Ok(Some(failure)), _) => Err(failure),
         (_, Err(error)) => Err(error.into()),
         _ => began,
+    }
+}
+
+/// Steers the listening sockets, and has the predecessor leave them. In this order
+/// and after all else: the steering of the running gate is gone with it, and one
+/// that fails earlier changes nothing.
+fn take_charge(
+    state: &State,
+    plane: Option<&Plane>,
+    predecessor: Option<Predecessor>,
+    keeps_control: bool,
+) -> Result<(), RunError> {
+    listeners::steer(state, plane)?;
+    match predecessor {
+        Some(predecessor) => Ok(predecessor.ready(keeps_control)?),
+        None => Ok(()),
     }
 }
 

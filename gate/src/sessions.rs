@@ -112,7 +112,7 @@ pub struct Record {
     pub user: Option<Vec<u8>>,
     /// Its database, if it has one.
     pub database: Option<Vec<u8>>,
-    /// Its client's address; none if it has no client.
+    /// Its client's address; none if it has no client, or one that is gone.
     pub source: Option<Source>,
     /// Its backend's place in the configuration and the address's place there,
     /// once it is to have one.

@@ -123,12 +123,14 @@ pub fn pin_to_cpu(cpu: usize) -> io::Result<()> {
 }
 
 /// Has the kernel prefer this listening socket, among those of its SO_REUSEPORT
-/// group, for connections whose packets are handled on a CPU.
+/// group, for connections whose packets are handled on a CPU; `None` for none.
 ///
 /// # Errors
 /// The socket takes no such option.
-pub fn prefer_incoming_cpu(socket: BorrowedFd<'_>, cpu: usize) -> io::Result<()> {
-    let cpu = libc::c_int::try_from(cpu).map_err(io::Error::other)?;
+pub fn prefer_incoming_cpu(socket: BorrowedFd<'_>, cpu: Option<usize>) -> io::Result<()> {
+    // -1 is no preference (sk_incoming_cpu in include/net/sock.h).
+    let cpu = cpu.map_or(Ok(-1), libc::c_int::try_from);
+    let cpu = cpu.map_err(io::Error::other)?;
     // SAFETY: the pointer and the length describe `cpu`; the kernel only reads
     // it.
     let result = unsafe {

@@ -281,8 +281,7 @@ impl<M: Machine> Worker<M> {
 
     /// Evicts what another worker has no victim for.
     pub(super) fn evict_for_others(&mut self, now: Instant) {
-        let wanted = &self.state.evictions_wanted;
-        while wanted.load(Ordering::Relaxed) > 0 {
+        while self.state.evictions_wanted.load(Ordering::Relaxed) > 0 {
             let wanted = &self.state.evictions_wanted;
             if !self.has_too_many_pending() {
                 // Somebody has spoken or left.

@@ -6,7 +6,7 @@ use super::Worker;
 use super::connection::Mode;
 use super::machine::Machine;
 use crate::session::outcome::SessionState;
-use crate::sessions::{Answer, Filter, Inquiry, Record, SessionId};
+use crate::sessions::{Answer, Filter, Inquiry, Record, SessionId, Source};
 
 /// Places of the table looked at in one round: a listing of thousands must not
 /// keep live sessions waiting.
@@ -51,8 +51,13 @@ impl<M: Machine> Worker<M> {
         }
     }
 
-    fn record(&self, place: usize, filter: &Filter, now: Instant) -> Option<Record> {
-        let connection = self.connections.get(place)?;
+    fn record(&mut self, place: usize, filter: &Filter, now: Instant) -> Option<Record> {
+        if !self.connections.contains(place) {
+            return None;
+        }
+        // Nobody may have asked for it so far.
+        let source = self.source(place as u32);
+        let connection = &self.connections[place];
         let session = &connection.session;
         // A failure that the session does not know of closes it too.
         let state = match connection.mode {
@@ -60,7 +65,7 @@ impl<M: Machine> Worker<M> {
             _ => session.state(),
         };
         let who = session.identity().map(|who| &**who);
-        if !filter.fits(who, state, connection.source) {
+        if !filter.fits(who, state, source) {
             return None;
         }
         let has_backend = connection.backend.is_some()
@@ -70,7 +75,7 @@ impl<M: Machine> Worker<M> {
             id: SessionId::new(self.id, self.state.stats.len(), connection.generation),
             user: who.map(|who| who.user.clone()),
             database: who.and_then(|who| who.database.clone()),
-            source: connection.client.is_some().then_some(connection.source),
+            source: (source != Source::NOWHERE).then_some(source),
             backend: has_backend.then_some((
                 usize::from(connection.backend_index),
                 usize::from(connection.address),

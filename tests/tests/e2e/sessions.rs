@@ -145,8 +145,16 @@ fn filters(gate: &Gate, all: &[Value], app: &Wire) -> Result<()> {
 
 fn states(stage: &Stage) -> Result<()> {
     let backend = FakeBackend::start(Script::Stubborn)?;
-    let settings = "[limits.user]\nretired = \"none\"";
+    let settings = "[limits.user]\nretired = { max = \"none\", wait = \"100ms\" }\n\
+                    busy = { max = \"none\", wait = \"20s\" }";
     let gate = Gate::start(stage.plane, backend.address(), settings)?;
+    // Waits, and nobody has asked for its address before the listing.
+    let mut waits = Wire::connect(gate.address())?;
+    waits.send(&wire::login("busy", "prod"))?;
+    host::eventually_true(SOON, "one waits", || {
+        let found = list(&gate, &["--source", "127.0.0.1", "--state", "waiting"])?;
+        Ok(found.len() == 1 && of_client(&found, &waits)?["user"] == "busy")
+    })?;
     let half_closed = gate.open("half", "prod")?;
     half_closed.wire.half_close()?;
     let abandoned = gate.open("gone", "prod")?;
@@ -164,14 +172,14 @@ fn states(stage: &Stage) -> Result<()> {
             Ok(found.len() == 1 && found[0]["state"] == state)
         })?;
     }
-    // A client that was told the end and does not go has a second.
+    // A client that has waited is told the end and has a second to go.
     let mut told = Wire::connect(gate.address())?;
     told.send(&wire::login("retired", "prod"))?;
     told.message()?;
     let found = list(&gate, &["--user", "retired", "--state", "ending"])?;
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0]["backend"].is_null(), "{found:?}");
-    drop((half_closed, login, told));
+    drop((half_closed, login, told, waits));
     backend.release();
     gate.wait_empty(SOON)
 }

@@ -106,7 +106,8 @@ fn even(stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-fn held(gate: &Gate) -> Result<Vec<u64>> {
+/// What each worker holds.
+pub fn held(gate: &Gate) -> Result<Vec<u64>> {
     let status: Value = serde_json::from_str(&gate.gatectl(&["status", "--json"])?)?;
     let loads = status["process"]["worker_loads"].as_array();
     let held = |load: &Value| load["connections"].as_u64();

@@ -4,13 +4,15 @@ use std::net::TcpListener;
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use gate_tests::arrivals::{Arrivals, Seen};
 use gate_tests::backend::{FakeBackend, Script};
 use gate_tests::gate::{Gate, Old, Plan};
 use gate_tests::host;
 use gate_tests::session::Session;
 use gate_tests::suite::{Plane, Stage, Suite};
+
+use crate::spread::held;
 
 const SOON: Duration = Duration::from_secs(5);
 /// Upgrades in a row.
@@ -23,6 +25,10 @@ pub fn register(suite: &mut Suite) {
     suite.kernel("i2_an_upgrade_keeps_counts_limits_and_descriptors", counts);
     suite.both("an_upgrade_changes_the_number_of_workers", workers);
     suite.both("an_upgrade_that_fails_changes_nothing", fails);
+    suite.kernel(
+        "an_upgrade_that_fails_leaves_every_worker_its_share",
+        steered,
+    );
     suite.both(
         "an_upgrade_that_is_killed_at_any_moment_loses_nobody",
         killed,
@@ -159,6 +165,27 @@ fn fails(stage: &Stage) -> Result<()> {
     let mut old = gate.take_over(&[])?;
     session.close()?;
     assert_eq!(old.wait_exit(SOON)?.code(), Some(0));
+    Ok(())
+}
+
+/// The heir has fewer workers: had it steered, some of the old ones would get
+/// nobody any more.
+fn steered(stage: &Stage) -> Result<()> {
+    let backend = FakeBackend::start(Script::Trusting)?;
+    let settings = "[workers]\ncount = 4\npin = \"none\"";
+    let gate = Gate::start(stage.plane, backend.address(), settings)?;
+    let mut plan = Plan::new(stage.plane, backend.address(), settings);
+    plan.twin_of = Some((gate.instance().into(), gate.control().into()));
+    let mut heir = Gate::prepare(plan)?;
+    let _held = TcpListener::bind(heir.admin_address())?;
+    let address = gate.address().to_string();
+    let arguments = ["--takeover", "--listen", &address, "--workers", "2"];
+    let failed = heir.launch_expecting_exit(&arguments)?;
+    assert_eq!(failed.code(), Some(1), "{:?}", heir.log());
+    assert!(heir.logged("taking over") > 0, "{:?}", heir.log());
+    let _sessions = gate.open_all(80, "app", "prod")?;
+    let held = held(&gate)?;
+    ensure!(held.iter().all(|count| *count >= 10), "{held:?}");
     Ok(())
 }
 

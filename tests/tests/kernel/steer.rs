@@ -173,7 +173,7 @@ fn incoming_cpu() -> Result<()> {
     for (index, address) in [(0, V4), (1, V6)] {
         let sockets = listen(&plane, index, address, 2)?;
         for (cpu, each) in sockets.iter().enumerate() {
-            prefer_incoming_cpu(each.socket.as_fd(), cpu)?;
+            prefer_incoming_cpu(each.socket.as_fd(), Some(cpu))?;
         }
         plane.steer(&[group(&sockets)], Choice::Kernel)?;
         let mut expected = vec![0, 0];
