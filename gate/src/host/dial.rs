@@ -10,6 +10,12 @@ use crate::session::outcome::ConnectFailure;
 /// What this kernel can be asked for by name.
 const AVAILABLE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
 
+/// Bytes that wait in a socket of TCP beyond those on their way, until its
+/// receiver has shown that it takes much. The kernel's own bound is megabytes: a
+/// thousand clients that ask for much and never read would fill the memory that
+/// all of TCP has (`net.ipv4.tcp_mem`), and slow down everybody.
+const UNSENT_BYTES_MAX: u32 = 128 << 10;
+
 /// A non-blocking socket that is connecting, or connected already.
 ///
 /// # Errors
@@ -124,7 +130,13 @@ fn set_options(socket: &Socket, options: &TcpOptions) -> io::Result<()> {
     if let Some(name) = &options.congestion_control {
         socket.set_tcp_congestion(name.as_bytes())?;
     }
-    Ok(())
+    socket.set_tcp_notsent_lowat(UNSENT_BYTES_MAX)
+}
+
+/// Lets as much wait for a receiver as the kernel allows (`net.ipv4.tcp_wmem`).
+pub fn widen(socket: &Socket) {
+    // A unix socket has no such bound.
+    let _ = socket.set_tcp_notsent_lowat(0);
 }
 
 #[cfg(test)]
@@ -149,6 +161,8 @@ mod tests {
 
     fn assert_has_options(socket: &Socket) {
         assert!(socket.tcp_nodelay().expect("nodelay"));
+        let unsent = socket.tcp_notsent_lowat().expect("lowat");
+        assert_eq!(unsent, UNSENT_BYTES_MAX);
         assert!(socket.keepalive().expect("keepalive"));
         assert_eq!(
             socket.tcp_keepalive_time().expect("time"),

@@ -12,7 +12,7 @@ mod socket_file;
 mod waker;
 
 pub use accept_queue::{AcceptQueue, accept_queue};
-pub use dial::{check_congestion_controls, connect, connect_failure, set_client_options};
+pub use dial::{check_congestion_controls, connect, connect_failure, set_client_options, widen};
 pub use fds::{
     FDS_PER_SESSION, FdBudget, PIPES_MAX, POLITE_RESERVE, allowed_cpus, count_open_fds, pin_to_cpu,
     prefer_incoming_cpu, raise_fd_limit,

@@ -126,6 +126,10 @@ impl Machine for Linux {
         Ok(rustix::net::send(socket, bytes, flags)?)
     }
 
+    fn widen(&mut self, socket: &Socket) {
+        host::widen(socket);
+    }
+
     fn end(&mut self, socket: &Socket) {
         // A peer that is gone is told nothing, and a poll says so.
         let _ = socket.shutdown(Shutdown::Write);

@@ -216,6 +216,9 @@ pub trait Machine {
     /// As send(2).
     fn send(&mut self, socket: &Self::Socket, bytes: &[u8], more: bool) -> io::Result<usize>;
 
+    /// Lets more bytes wait for a receiver that has shown that it takes them.
+    fn widen(&mut self, socket: &Self::Socket);
+
     /// Sends FIN after all earlier bytes.
     fn end(&mut self, socket: &Self::Socket);
 

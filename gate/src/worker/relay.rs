@@ -16,6 +16,10 @@ const READS_PER_TURN: usize = 4;
 /// Moves of one direction through its pipe before others have their turn.
 const MOVES_PER_TURN: usize = 1;
 
+/// Bytes after which a receiver has shown that it takes much. One that never reads
+/// does not get as far.
+const WIDE_AFTER: u64 = 8 << 20;
+
 /// How one direction's turn ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
@@ -217,7 +221,15 @@ impl<M: Machine> Worker<M> {
         let (flow, ..) = connection.direction(direction);
         let turn = match filled {
             Filled::Data(count) => {
+                let before = connection.relayed[direction as usize];
                 connection.passed(direction, count, now);
+                let after = connection.relayed[direction as usize];
+                if before < WIDE_AFTER
+                    && after >= WIDE_AFTER
+                    && let (_, _, Some(sink)) = connection.direction(direction)
+                {
+                    self.machine.widen(&sink.socket);
+                }
                 self.stats.relayed(direction, count as u64);
                 return None;
             }

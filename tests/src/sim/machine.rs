@@ -299,6 +299,8 @@ impl Machine for SimMachine {
         told(outcome)
     }
 
+    fn widen(&mut self, _socket: &SimSocket) {}
+
     fn end(&mut self, socket: &SimSocket) {
         let world = &mut *self.world.borrow_mut();
         let role = world.lines[socket.line].role;
