@@ -274,6 +274,15 @@ impl State {
         }
     }
 
+    /// Makes every worker but one look at what changed.
+    pub fn wake_others(&self, worker: usize) {
+        for (number, waker) in self.wakers.iter().enumerate() {
+            if number != worker {
+                waker.wake();
+            }
+        }
+    }
+
     /// Makes every worker look at what changed.
     pub fn wake_workers(&self) {
         for waker in &self.wakers {

@@ -275,7 +275,8 @@ impl<M: Machine> Worker<M> {
     fn evict_for(&mut self, newcomer: u32, now: Instant) {
         if self.has_too_many_pending() && !self.evict(Some(newcomer), now) {
             self.state.evictions_wanted.fetch_add(1, Ordering::Relaxed);
-            self.state.wake_workers();
+            // Not this one: it would evict the newcomer.
+            self.state.wake_others(self.id);
         }
     }
 
