@@ -77,14 +77,14 @@ impl<M: Machine> Worker<M> {
     fn answer(&mut self, id: u32, who: &Identity, verdict: Result<(), Reason>) -> Answer {
         let connection = &mut self.connections[id as usize];
         connection.admitted = verdict.is_ok();
-        let took = self
-            .machine
-            .now()
-            .saturating_duration_since(connection.active);
         if connection.session.is_waiting() {
             connection.mode = Mode::Waiting;
             return Answer::Verdict(verdict);
         }
+        let took = self
+            .machine
+            .now()
+            .saturating_duration_since(connection.active);
         self.stats.admission_took(took);
         // The ledger did not get as far as the connection's record.
         connection.pending |= verdict == Err(Reason::NamesFull);

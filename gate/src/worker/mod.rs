@@ -207,7 +207,7 @@ impl<M: Machine> Worker<M> {
             spare_lent: false,
             on_reserve: 0,
             exhausted: false,
-            asleep: machine.now(),
+            asleep: now,
             machine,
             listings: VecDeque::new(),
             state,
@@ -309,10 +309,11 @@ impl<M: Machine> Worker<M> {
     }
 
     fn timeout(&self, now: Instant) -> Duration {
-        let left_over = [&self.runnable, &self.bulk]
-            .iter()
-            .any(|queue| !queue.is_empty());
-        if left_over || !(self.finished.is_empty() && self.listings.is_empty()) {
+        let is_idle = self.runnable.is_empty()
+            && self.bulk.is_empty()
+            && self.finished.is_empty()
+            && self.listings.is_empty();
+        if !is_idle {
             return Duration::ZERO;
         }
         let next = self

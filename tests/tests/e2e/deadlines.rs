@@ -89,11 +89,7 @@ fn full_backlog() -> Result<(SocketAddr, Socket, Vec<Socket>)> {
 fn connect(stage: &Stage) -> Result<()> {
     let (address, _listener, _fillers) = full_backlog()?;
     let gate = Gate::start(stage.plane, address, &settings("connect"))?;
-    exact(|| {
-        let start = Instant::now();
-        assert_eq!(gate.refused("app", "prod")?.code(), "57P03");
-        Ok(start.elapsed())
-    })?;
+    exact(|| refused_after(&gate))?;
     let timeouts = [("reason", "timeout")];
     let counted = gate
         .metrics()?
@@ -113,22 +109,21 @@ fn connect_unix(stage: &Stage) -> Result<()> {
     let mut plan = Plan::new(stage.plane, stage.postgres.address(), &settings("connect"));
     plan.backend = path.display().to_string();
     let gate = Gate::start_plan(plan)?;
-    exact(|| {
-        let start = Instant::now();
-        assert_eq!(gate.refused("app", "prod")?.code(), "57P03");
-        Ok(start.elapsed())
-    })?;
+    exact(|| refused_after(&gate))?;
     gate.wait_empty(SOON)
+}
+
+/// How long it takes until a client is told that the server does not answer.
+fn refused_after(gate: &Gate) -> Result<Duration> {
+    let start = Instant::now();
+    assert_eq!(gate.refused("app", "prod")?.code(), "57P03");
+    Ok(start.elapsed())
 }
 
 fn auth(stage: &Stage) -> Result<()> {
     let silent = FakeBackend::start(Script::Silent)?;
     let gate = Gate::start(stage.plane, silent.address(), &settings("auth"))?;
-    exact(|| {
-        let start = Instant::now();
-        assert_eq!(gate.refused("app", "prod")?.code(), "57P03");
-        Ok(start.elapsed())
-    })?;
+    exact(|| refused_after(&gate))?;
     gate.wait_empty(SOON)
 }
 
