@@ -37,6 +37,9 @@ pub struct Plan {
     pub twin_of: Option<(String, PathBuf)>,
     /// NOTIFY_SOCKET: where systemd would listen.
     pub notify: Option<PathBuf>,
+    /// Whether its programs run in the cgroup of the tests, at everybody's sockets,
+    /// and not in one of its own.
+    pub in_our_cgroup: bool,
 }
 
 impl Plan {
@@ -51,6 +54,7 @@ impl Plan {
             io_uring: None,
             twin_of: None,
             notify: None,
+            in_our_cgroup: false,
         }
     }
 }
@@ -97,7 +101,8 @@ impl Gate {
         let own = host::unique_name(host::INSTANCE_PREFIX);
         let directory = tempfile::Builder::new().prefix("gate-e2e-").tempdir()?;
         let kernel = plan.kernel != Plane::Local.flag() && host::is_root();
-        let cgroup = kernel.then(|| Cgroup::make(&own)).transpose()?;
+        let apart = kernel && !plan.in_our_cgroup;
+        let cgroup = apart.then(|| Cgroup::make(&own)).transpose()?;
         let (instance, control) = match plan.twin_of.clone() {
             Some(other) => other,
             None => (own, directory.path().join("control.sock")),

@@ -1,7 +1,9 @@
 //! What the kernel programs cost: gate with its kernel plane beside gate without.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::ErrorKind;
 
 use anyhow::{Context, Result, bail};
 use aya::programs::loaded_programs;
@@ -48,8 +50,9 @@ pub fn points(_: &Plan) -> Vec<Point> {
 fn run(stage: &Stage<'_>, work: &super::Work) -> Result<Measured> {
     let _counting = enable_stats(Stats::RunTime).context("kernel programs cannot be timed")?;
     let edges = RefCell::new(Vec::new());
+    let gate = stage.proxy.context("no gate to measure")?;
     let probe = || {
-        edges.borrow_mut().push(runs()?);
+        edges.borrow_mut().push(runs(&maps_of(gate)?)?);
         Ok(())
     };
     let mut measured = work(&Stage {
@@ -76,16 +79,41 @@ fn run(stage: &Stage<'_>, work: &super::Work) -> Result<Measured> {
     Ok(measured)
 }
 
-/// Nanoseconds and runs so far of each of gate's programs, by its number.
-fn runs() -> Result<BTreeMap<u32, (u64, u64)>> {
+/// The maps that a process has open: `map_id` in its fdinfo, proc_pid_fdinfo(5).
+fn maps_of(process: u32) -> Result<BTreeSet<u32>> {
+    let folder = format!("/proc/{process}/fdinfo");
+    let mut maps = BTreeSet::new();
+    for file in fs::read_dir(&folder).with_context(|| format!("cannot read {folder}"))? {
+        let info = match fs::read_to_string(file?.path()) {
+            Ok(info) => info,
+            // Closed meanwhile, so it is no map: gate keeps those.
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => return Err(error).with_context(|| format!("cannot read {folder}")),
+        };
+        let ids = info.lines().filter_map(|line| line.strip_prefix("map_id:"));
+        for id in ids {
+            maps.insert(id.trim().parse()?);
+        }
+    }
+    Ok(maps)
+}
+
+/// Nanoseconds and runs so far of each of the programs that use `maps`, by its
+/// number. Other gates of the machine have programs of the same names, which run
+/// at the same sockets; those use other maps.
+fn runs(maps: &BTreeSet<u32>) -> Result<BTreeMap<u32, (u64, u64)>> {
     let mut runs = BTreeMap::new();
     for program in loaded_programs() {
         // One that is gone by now has no figures.
         let Ok(program) = program else { continue };
-        if program
+        let is_gate = program
             .name_as_str()
-            .is_some_and(|name| name.starts_with(PREFIX))
-        {
+            .is_some_and(|name| name.starts_with(PREFIX));
+        if !is_gate {
+            continue;
+        }
+        let used = program.map_ids()?.unwrap_or_default();
+        if used.iter().any(|map| maps.contains(map)) {
             let time = u64::try_from(program.run_time().as_nanos())?;
             runs.insert(program.id(), (time, program.run_count()));
         }
