@@ -31,6 +31,15 @@ pub enum Answer {
     },
 }
 
+/// What a worker knows of its clients that wait for a slot.
+#[derive(Debug, Default)]
+pub(super) struct Waiters {
+    /// How many they are.
+    pub count: usize,
+    /// When they ask again.
+    pub look_at: Option<Instant>,
+}
+
 impl Answer {
     /// As the session hears it.
     pub fn inputs(self) -> impl Iterator<Item = Input<'static>> {
@@ -116,7 +125,7 @@ impl<M: Machine> Worker<M> {
         let connection = &mut self.connections[id as usize];
         connection.waits = true;
         connection.mode = Mode::Waiting;
-        self.waiters += 1;
+        self.waiters.count += 1;
         Answer::Wait {
             wait: policy.wait,
             reason,
@@ -127,10 +136,10 @@ impl<M: Machine> Worker<M> {
     /// The session waits no more.
     pub(super) fn end_wait(&mut self, id: u32) {
         if std::mem::take(&mut self.connections[id as usize].waits) {
-            self.waiters -= 1;
-            if self.waiters == 0 {
+            self.waiters.count -= 1;
+            if self.waiters.count == 0 {
                 // A look that nobody waits for would never be taken.
-                self.look_at = None;
+                self.waiters.look_at = None;
             }
             self.state.end_wait(self.ticket(id));
         }
@@ -138,7 +147,7 @@ impl<M: Machine> Worker<M> {
 
     /// Lets those ask whose turn it is.
     pub(super) fn offer_turns(&mut self, now: Instant) {
-        self.look_at = (self.waiters > 0).then(|| now + LOOK_AGAIN);
+        self.waiters.look_at = (self.waiters.count > 0).then(|| now + LOOK_AGAIN);
         for ticket in self.state.waiting.ready(self.id as u16) {
             let connection = self.connections.get(ticket.id as usize);
             if connection.is_some_and(|connection| {
