@@ -133,13 +133,8 @@ impl<M: Machine> Worker<M> {
     /// has it wait for an answer. Otherwise what it still sends would be answered
     /// with RST, which could overtake the message.
     fn refuse(&mut self, id: u32, refusal: &Refusal) -> bool {
-        self.has_spoken(id);
         let connection = &mut self.connections[id as usize];
         let is_first_answer = connection.backend.is_none();
-        if is_first_answer {
-            self.give_backend_fd(id);
-        }
-        let connection = &mut self.connections[id as usize];
         connection.mode = Mode::Lingering;
         let Some(client) = &connection.client else {
             return false;
@@ -150,12 +145,20 @@ impl<M: Machine> Worker<M> {
         let sent = self.machine.send(&client.socket, &bytes, true);
         let is_told = matches!(sent, Ok(count) if count == bytes.len());
         if is_told && is_first_answer && client.poll == PollState::Idle && !client.readable {
+            // Its close ends its being pending, too.
             return true;
         }
-        self.machine.end(&client.socket);
         // What it has sent is to be dropped. A poll of one report would tell;
         // one of changes may have told before.
-        if client.poll == PollState::Changes {
+        let drops = client.poll == PollState::Changes;
+        self.has_spoken(id);
+        if is_first_answer {
+            self.give_backend_fd(id);
+        }
+        if let Some(client) = &self.connections[id as usize].client {
+            self.machine.end(&client.socket);
+        }
+        if drops {
             self.enqueue(id);
         }
         false

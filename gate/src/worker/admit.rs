@@ -71,13 +71,10 @@ impl<M: Machine> Worker<M> {
             // Behind others of its user it does not ask: first come, first
             // served.
             if let Some(limit) = self.state.waiting.line_of(&who.user) {
-                self.has_spoken(id);
                 return Some(self.join(id, who, limit));
             }
         }
-        let connection = &mut self.connections[id as usize];
-        connection.pending = false;
-        connection.mode = Mode::Admitting;
+        self.connections[id as usize].mode = Mode::Admitting;
         let verdict = self.ask(id, who)?;
         Some(self.answer(id, who, verdict))
     }
@@ -95,8 +92,6 @@ impl<M: Machine> Worker<M> {
             .now()
             .saturating_duration_since(connection.active);
         self.stats.admission_took(took);
-        // The ledger did not get as far as the connection's record.
-        connection.pending |= verdict == Err(Reason::NamesFull);
         let backend = &self.config.backends[usize::from(connection.backend_index)];
         let limit = match verdict {
             Ok(()) => None,
@@ -122,6 +117,7 @@ impl<M: Machine> Worker<M> {
             Join::Head => true,
             Join::Behind => false,
         };
+        self.has_spoken(id);
         let connection = &mut self.connections[id as usize];
         connection.waits = true;
         connection.mode = Mode::Waiting;
@@ -174,10 +170,16 @@ impl<M: Machine> Worker<M> {
         let backend = &self.config.backends[usize::from(connection.backend_index)];
         let applicant = applicant(who, &backend.name);
         loop {
-            let request = match self.state.ledger.admit(&mut self.names, entry, &applicant) {
-                Step::Decided(verdict) => break Some(verdict),
+            let step = self.state.ledger.admit(&mut self.names, entry, &applicant);
+            let request = match step {
+                Step::Refused(reason) => break Some(Err(reason)),
+                Step::Decided(verdict) => {
+                    connection.pending = false;
+                    break Some(verdict);
+                }
                 Step::Ask(request) => request,
             };
+            connection.pending = false;
             connection.asked += 1;
             let key = Key::new(Kind::Admit, id, connection.generation);
             let answer = match self.machine.admit(&client.socket, &request, key) {
