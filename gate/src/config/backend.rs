@@ -175,7 +175,11 @@ fn address(setting: &str, text: &str) -> Result<Address, ConfigError> {
     if text.starts_with('/') {
         return unix_socket(setting, text).map(Address::Unix);
     }
-    let address = resolve(setting, text)?;
+    let address = resolve(
+        setting,
+        text,
+        "use host:port or [v6]:port, or the path of a unix socket, which begins with `/`",
+    )?;
     if address.port() == 0 || address.ip().is_unspecified() {
         let cause = format!("nobody can connect to `{text}`");
         return Err(invalid(setting, cause, "name the server's host and port"));
@@ -371,7 +375,7 @@ pub(super) fn check_loops(
 }
 
 /// The first address of TCP that a text stands for.
-pub(super) fn resolve(setting: &str, text: &str) -> Result<SocketAddr, ConfigError> {
+pub(super) fn resolve(setting: &str, text: &str, cure: &str) -> Result<SocketAddr, ConfigError> {
     if text.starts_with('/') {
         return Err(invalid(
             setting,
@@ -379,17 +383,23 @@ pub(super) fn resolve(setting: &str, text: &str) -> Result<SocketAddr, ConfigErr
             "use host:port",
         ));
     }
-    let unresolved = |cause: String| {
-        invalid(
-            setting,
-            cause,
-            "use host:port or [v6]:port, with a name that resolves here",
-        )
+    let unresolved = |cause: &dyn fmt::Display| {
+        invalid(setting, format!("`{text}` is no address: {cause}"), cure)
     };
+    // What the standard library says of it is `invalid socket address`.
+    let Some((host, port)) = text.rsplit_once(':') else {
+        return Err(unresolved(&"it has no port"));
+    };
+    if port.parse::<u16>().is_err() {
+        return Err(unresolved(&format!("`{port}` is no port")));
+    }
+    if host.is_empty() {
+        return Err(unresolved(&"it has no host"));
+    }
     match text.to_socket_addrs() {
         Ok(mut addresses) => addresses
             .next()
-            .ok_or_else(|| unresolved(format!("`{text}` has no address"))),
-        Err(error) => Err(unresolved(format!("`{text}` is no address: {error}"))),
+            .ok_or_else(|| unresolved(&"the name has none")),
+        Err(error) => Err(unresolved(&error)),
     }
 }
