@@ -22,8 +22,9 @@ pub enum KernelError {
     },
     /// The kernel does not let this process do it.
     #[error(
-        "not permitted to {doing}: run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON (a \
-         container also needs a seccomp profile that allows bpf)"
+        "not permitted to {doing}: run as root, or with CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON and the \
+         right to write in the bpf file system (a container also needs a seccomp profile that allows \
+         bpf)"
     )]
     NotPermitted {
         /// What was tried.
