@@ -243,8 +243,9 @@ settings! {
         /// one that `pin` names.
         count: CountValue = CountValue::Auto;
         /// Where they run: "none" (anywhere), "cpus" (one CPU each, round and round
-        /// if there are more workers), a list of CPUs such as [0, 2], or "nic:eth0": one on each CPU that handles a receive
-        /// queue of that device, for the connections whose packets come in there.
+        /// if there are more workers), a list of CPUs such as [0, 2], or
+        /// "nic:eth0": one on each CPU that handles a receive queue of that device,
+        /// for the connections whose packets come in there.
         pin: PinValue = PinValue::Cpus;
     }
 }
