@@ -184,11 +184,13 @@ fn probe_bind(address: SocketAddr) -> Result<(), RunError> {
                 std::thread::sleep(Duration::from_millis(20));
             }
             Err(error) => {
-                return Err(anyhow::anyhow!(
-                    "{address} cannot be listened on: {error}; {}",
-                    bind_cure(address, error.kind())
-                )
-                .into());
+                let kind = error.kind();
+                let cure = bind_cure(address, kind);
+                let text = format!("{address} cannot be listened on: {error}; {cure}");
+                return Err(match kind {
+                    io::ErrorKind::PermissionDenied => RunError::Host(text),
+                    _ => anyhow::anyhow!(text).into(),
+                });
             }
         }
     }

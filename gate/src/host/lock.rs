@@ -57,6 +57,17 @@ pub enum InstanceLockError {
     },
 }
 
+impl InstanceLockError {
+    /// Whether the host denies this user a right (exit code 3).
+    #[must_use]
+    pub fn is_host(&self) -> bool {
+        match self {
+            Self::Held { .. } => false,
+            Self::Unavailable { error, .. } => error.kind() == io::ErrorKind::PermissionDenied,
+        }
+    }
+}
+
 fn process(holder: Option<&str>) -> String {
     holder.map_or(String::new(), |holder| format!(" (process {holder})"))
 }
@@ -206,9 +217,15 @@ mod tests {
         let error = InstanceLock::take(directory.path(), "it").expect_err("held");
         let process = format!("(process {})", std::process::id());
         assert!(error.to_string().contains(&process), "{error}");
+        assert!(!error.is_host(), "another gate is no fault of the host");
         let file = directory.path().join("it.lock");
         let error = InstanceLock::take(&file, "it").expect_err("no directory");
         let text = format!("{:#}", anyhow::Error::from(error));
         assert_eq!(text.matches("os error").count(), 1, "{text}");
+        let denied = InstanceLockError::Unavailable {
+            path: file,
+            error: io::ErrorKind::PermissionDenied.into(),
+        };
+        assert!(denied.is_host());
     }
 }
