@@ -68,7 +68,11 @@ impl From<PlacementError> for RunError {
 
 impl From<InstanceLockError> for RunError {
     fn from(error: InstanceLockError) -> Self {
-        Self::Failed(error.into())
+        if error.is_host() {
+            Self::Host(error.to_string())
+        } else {
+            Self::Failed(error.into())
+        }
     }
 }
 
@@ -322,6 +326,15 @@ fn fit(config: &Config, fds: &FdBudget) -> Result<Config, ConfigError> {
             max_connections = fds.sessions_max(),
             "max_connections is lowered from its default to what the descriptors allow; raise \
              RLIMIT_NOFILE (LimitNOFILE=), or set it"
+        );
+    }
+    if let Some(max_pending) = budget::pending_beyond(&fitted, fds) {
+        tracing::warn!(
+            max_pending,
+            sessions_max = fds.sessions_max(),
+            "so many silent connections use up the descriptors: newcomers are refused before one of \
+             them is closed; set max_pending below half of sessions_max, or raise RLIMIT_NOFILE \
+             (LimitNOFILE=)"
         );
     }
     Ok(fitted)
