@@ -17,10 +17,10 @@ const TICKS_PER_HALF_DISTANCE: u32 = 5;
 pub struct Options {
     /// Of this worker alone
     #[arg(long, value_name = "N")]
-    worker: Option<usize>,
+    pub worker: Option<usize>,
     /// Print the percentiles of one kind as HdrHistogram's .hgrm text, in microseconds
     #[arg(long, value_name = "KIND", value_parser = Latency::ALL.map(Latency::label))]
-    hgrm: Option<String>,
+    pub hgrm: Option<String>,
 }
 
 pub fn run(options: &Options, target: &Target, output: Output) -> Result<(), Failure> {

@@ -67,10 +67,16 @@ pub fn text(status: &Status) -> String {
         }
     }
     if status.runtime_limits > 0 {
-        let note = "`gatectl limits export` makes it configuration; a reboot loses it";
+        let until = match connections.kernel.state.as_str() {
+            "active" => "a reboot loses it",
+            _ => "the end of gate loses it",
+        };
         lines.push((
             "set at runtime",
-            format!("{}; {note}", status.runtime_limits),
+            format!(
+                "{}; `gatectl limits export` makes it configuration; {until}",
+                status.runtime_limits
+            ),
         ));
     }
     let mut text = String::new();
