@@ -4,12 +4,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gate_common::limit::Setting;
 
+use super::resolve::resolve;
 use super::settings::{BackendSettings, ListenerSettings};
 use super::validate::{UNIX_PATH_MAX, invalid, plain};
 use super::value::DurationValue;
@@ -371,35 +372,5 @@ pub(super) fn check_loops(
             "choose another port, or \"off\"",
         )),
         None => Ok(()),
-    }
-}
-
-/// The first address of TCP that a text stands for.
-pub(super) fn resolve(setting: &str, text: &str, cure: &str) -> Result<SocketAddr, ConfigError> {
-    if text.starts_with('/') {
-        return Err(invalid(
-            setting,
-            format!("`{text}`: a unix socket is possible for a backend only"),
-            "use host:port",
-        ));
-    }
-    let unresolved = |cause: &dyn fmt::Display| {
-        invalid(setting, format!("`{text}` is no address: {cause}"), cure)
-    };
-    // What the standard library says of it is `invalid socket address`.
-    let Some((host, port)) = text.rsplit_once(':') else {
-        return Err(unresolved(&"it has no port"));
-    };
-    if port.parse::<u16>().is_err() {
-        return Err(unresolved(&format!("`{port}` is no port")));
-    }
-    if host.is_empty() {
-        return Err(unresolved(&"it has no host"));
-    }
-    match text.to_socket_addrs() {
-        Ok(mut addresses) => addresses
-            .next()
-            .ok_or_else(|| unresolved(&"the name has none")),
-        Err(error) => Err(unresolved(&error)),
     }
 }

@@ -5,6 +5,7 @@
 //! | [`backend`] | where PostgreSQL is, and how sockets are set up |
 //! | [`command`] | flags and environment, and where the configuration came from |
 //! | [`settings`] | the settings as written: one struct per TOML table, documented for its reader |
+//! | `resolve` | addresses of TCP, from text |
 //! | [`shape`] | the tables and lists around them, and what an error says of another shape |
 //! | [`value`] | single values: limits, durations, pinning |
 //! | [`session_limit`] | limits on sessions, with the wait for a place |
@@ -17,6 +18,7 @@ pub mod backend;
 pub mod command;
 pub mod name;
 pub mod render;
+mod resolve;
 pub mod session_limit;
 pub mod settings;
 pub mod shape;

@@ -8,8 +8,9 @@ use std::time::Duration;
 use gate_common::abi::{LISTENERS_MAX, SLOTS_MAX, slot};
 use gate_common::limit::Setting;
 
-use super::backend::{backends, check_loops, of_listener, resolve};
+use super::backend::{backends, check_loops, of_listener};
 use super::name;
+use super::resolve::resolve;
 use super::session_limit::{SessionLimit, WaitPolicy};
 use super::settings::{
     DatabaseSettings, LimitSettings, ListenerSettings, Settings, TimeoutSettings, WorkerSettings,
