@@ -10,6 +10,7 @@ use std::time::Duration;
 use gate::config;
 use gate::control::api::{self, Status};
 use gate::control::status;
+use gate::host::PinsLock;
 use gate::kernel::{KernelError, Maps};
 use gate::ledger::Ledger;
 use gate::state::{KernelState, ListenerInfo};
@@ -22,6 +23,8 @@ use crate::client::{self, Answer};
 
 /// Refused or failed.
 pub const EXIT_FAILED: u8 = 1;
+/// A command line that cannot be.
+pub const EXIT_USAGE: u8 = 2;
 /// No such instance.
 pub const EXIT_NO_INSTANCE: u8 = 4;
 
@@ -30,6 +33,9 @@ pub const EXIT_NO_INSTANCE: u8 = 4;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// For an answer that needs files and name servers.
 const LONG_PATIENCE: Duration = Duration::from_secs(30);
+
+/// The state of a gate that runs, but not at this control socket.
+pub const UNREACHABLE: &str = "unreachable";
 
 /// Why a command failed.
 #[derive(Debug)]
@@ -84,13 +90,15 @@ impl Target {
         match client::ask(&self.control, Method::GET, "/status", None, PATIENCE) {
             Ok(answer) => decode(&checked(answer)?.body),
             Err(silence) => {
-                let ledger = self.maps(&silence)?;
+                let (ledger, runs) = self.maps_and_gate(&silence)?;
                 let listeners = listeners(&ledger)?;
                 let kernel = KernelState::Active;
                 let mut status = status::of_ledger(&self.instance, &ledger, &listeners, &kernel)
                     .map_err(Failure::new)?;
                 if silence.kind() == io::ErrorKind::TimedOut {
                     "unresponsive".clone_into(&mut status.state);
+                } else if runs {
+                    UNREACHABLE.clone_into(&mut status.state);
                 }
                 Ok(status)
             }
@@ -153,10 +161,14 @@ impl Target {
         match client::ask(&self.control, method, path, body, LONG_PATIENCE) {
             Ok(answer) => decode(&checked(answer)?.body),
             Err(silence) => {
-                self.maps(&silence)?;
+                let (_, runs) = self.maps_and_gate(&silence)?;
+                let cure = if runs && silence.kind() != io::ErrorKind::TimedOut {
+                    "but one runs: name its control socket with --control"
+                } else {
+                    "its pinned maps are there, so `gatectl limits` and `gatectl status` work without it"
+                };
                 Err(Failure::new(format!(
-                    "no gate `{}` answers at {}: {silence}; its pinned maps are there, so \
-                     `gatectl limits` and `gatectl status` work without it",
+                    "no gate `{}` answers at {}: {silence}; {cure}",
                     self.instance,
                     self.control.display()
                 )))
@@ -165,8 +177,17 @@ impl Target {
     }
 
     fn maps(&self, silence: &io::Error) -> Result<Ledger, Failure> {
+        self.maps_and_gate(silence).map(|(ledger, _)| ledger)
+    }
+
+    /// The maps, and whether a gate runs on them: it may have its control socket
+    /// elsewhere.
+    fn maps_and_gate(&self, silence: &io::Error) -> Result<(Ledger, bool), Failure> {
         match Maps::open(&self.instance) {
-            Ok(maps) => Ok(Ledger::kernel(Arc::new(maps))),
+            Ok(maps) => {
+                let runs = PinsLock::is_held(maps.directory());
+                Ok((Ledger::kernel(Arc::new(maps)), runs))
+            }
             Err(error) => Err(self.unreachable(&error, silence)),
         }
     }

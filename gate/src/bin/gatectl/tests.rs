@@ -174,6 +174,33 @@ fn the_status_is_one_screen() {
 }
 
 #[test]
+fn a_status_without_an_answer_says_what_the_lock_and_the_maps_say() {
+    let gate = Gate::start();
+    let mut status: Status = gate.target().status().expect("read");
+    status.process = None;
+    let mut line = |state: &str| {
+        state.clone_into(&mut status.state);
+        let text = status::text(&status);
+        let line = text.lines().find(|line| line.starts_with("state"));
+        line.expect("a line").to_owned()
+    };
+    assert!(line("down").ends_with("down; the kernel's counts and limits stand"));
+    assert!(line(target::UNREACHABLE).ends_with("name its own with --control"));
+}
+
+#[test]
+fn percentiles_as_text_are_no_json() {
+    let gate = Gate::start();
+    let options = latency::Options {
+        worker: None,
+        hgrm: Some("loop".to_owned()),
+    };
+    let output = Output { json: true };
+    let failure = latency::run(&options, &gate.target(), output).expect_err("both");
+    assert_eq!(failure.exit, 2);
+}
+
+#[test]
 fn waiters_are_shown_once_there_were_some() {
     let gate = Gate::start();
     let mut status: Status = gate.target().status().expect("read");
