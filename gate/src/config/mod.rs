@@ -36,6 +36,7 @@ use crate::admission::WaitsFor;
 pub use backend::{ADDRESSES_MAX, Address, Backend, Keepalive, TcpOptions};
 pub use command::{ConfigSource, Flags};
 pub use session_limit::WaitPolicy;
+pub use settings::DEFAULT_INSTANCE;
 pub use validate::{check_instance, control_path};
 pub use value::{KernelMode, LogFormat};
 

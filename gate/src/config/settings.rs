@@ -59,6 +59,9 @@ macro_rules! settings {
     };
 }
 
+/// The instance of whoever names none.
+pub const DEFAULT_INSTANCE: &str = "default";
+
 settings! {
     /// Configuration of gate. Every setting is shown with the value in force; one
     /// that is not set is shown as a comment.
@@ -69,7 +72,7 @@ settings! {
     pub struct Settings {
         /// Name of this instance: 1 to 32 of a-z, 0-9, `-` and `_`. It is part of
         /// the paths of the control socket and of the pinned maps.
-        instance: String = "default".to_owned();
+        instance: String = DEFAULT_INSTANCE.to_owned();
         /// The kernel plane: "auto" (if the host allows it, else gate says why not
         /// and counts by itself), "required" (else gate does not start), "off".
         kernel: KernelMode = KernelMode::Auto;

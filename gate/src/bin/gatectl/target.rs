@@ -57,6 +57,17 @@ impl Failure {
 pub struct Target {
     instance: String,
     control: PathBuf,
+    /// What the command line or the environment named.
+    names: Names,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Names {
+    /// The instance, or nothing: the control socket is where it has it by default.
+    Instance,
+    /// The control socket only: its gate tells which instance it is.
+    Control,
+    Both,
 }
 
 /// Where a command found the instance.
@@ -68,9 +79,45 @@ pub enum Reached<T> {
 }
 
 impl Target {
-    pub fn new(instance: String, control: Option<PathBuf>) -> Self {
+    pub fn new(instance: Option<String>, control: Option<PathBuf>) -> Self {
+        let names = match (&instance, &control) {
+            (_, None) => Names::Instance,
+            (None, Some(_)) => Names::Control,
+            (Some(_), Some(_)) => Names::Both,
+        };
+        let instance = instance.unwrap_or_else(|| config::DEFAULT_INSTANCE.to_owned());
         let control = control.unwrap_or_else(|| config::control_path(&instance));
-        Self { instance, control }
+        Self {
+            instance,
+            control,
+            names,
+        }
+    }
+
+    /// Whether a control socket and an instance that were both named belong
+    /// together: one of them may be left over in the environment, and a drain of
+    /// the other gate cannot be taken back.
+    pub fn check(&self) -> Result<(), Failure> {
+        if self.names != Names::Both {
+            return Ok(());
+        }
+        let Ok(answer) = client::ask(&self.control, Method::GET, "/status", None, PATIENCE) else {
+            return Ok(());
+        };
+        let status: Status = decode(&checked(answer)?.body)?;
+        if status.instance == self.instance {
+            return Ok(());
+        }
+        Err(Failure {
+            exit: EXIT_USAGE,
+            message: format!(
+                "the gate at {} is instance `{}`, not `{}`; name one of the two only, by --control (GATE_CONTROL) \
+                 or by --instance (GATE_INSTANCE)",
+                self.control.display(),
+                status.instance,
+                self.instance
+            ),
+        })
     }
 
     /// Reads something: from the running gate, else from `read` on the maps.
@@ -183,6 +230,15 @@ impl Target {
     /// The maps, and whether a gate runs on them: it may have its control socket
     /// elsewhere.
     fn maps_and_gate(&self, silence: &io::Error) -> Result<(Ledger, bool), Failure> {
+        if self.names == Names::Control {
+            return Err(Failure {
+                exit: EXIT_NO_INSTANCE,
+                message: format!(
+                    "no gate answers at {}: {silence}; to read what it has left, name its instance with --instance",
+                    self.control.display()
+                ),
+            });
+        }
         match Maps::open(&self.instance) {
             Ok(maps) => {
                 let runs = PinsLock::is_held(maps.directory());
