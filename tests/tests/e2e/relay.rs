@@ -118,10 +118,11 @@ fn reset_holds_slot(stage: &Stage) -> Result<()> {
         thread::sleep(Duration::from_millis(50));
     }
     assert_eq!(backend.open(), 1);
+    let cancel = wire::cancel(7, &[1, 2, 3, 4]);
     assert_eq!(
         backend.cancels(),
-        [wire::cancel(7, &[1, 2, 3, 4])],
-        "gate cancels for the client"
+        [cancel.clone(), cancel],
+        "gate cancels for the client, and once more after a second"
     );
     assert_eq!(gate.connections()?.user("app").active, 1);
     backend.release();
