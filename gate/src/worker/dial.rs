@@ -171,13 +171,14 @@ impl<M: Machine> Worker<M> {
 
     /// A CancelRequest does not say which server it is for: every address of
     /// every backend gets it, and ignores a key that is not its own. The
-    /// client's connection takes the first of them.
+    /// client's connection takes the first of them that is up.
     fn cancel_everywhere(&mut self, id: u32, now: Instant) {
         let connection = &mut self.connections[id as usize];
         let Some(packet) = connection.session.cancel_packet() else {
             return;
         };
-        connection.tried = !1;
+        let first = self.state.backends.order(0).next().unwrap_or(0);
+        connection.tried = !(1 << first);
         let counts: Vec<usize> = self
             .config
             .backends
@@ -185,7 +186,7 @@ impl<M: Machine> Worker<M> {
             .map(|backend| backend.addresses.len())
             .collect();
         for (backend, addresses) in counts.into_iter().enumerate() {
-            for address in usize::from(backend == 0)..addresses {
+            for address in (0..addresses).filter(|address| (backend, *address) != (0, first)) {
                 self.cancel_query(packet.clone(), (backend as u16, address as u8), now);
             }
         }
