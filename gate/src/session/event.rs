@@ -137,3 +137,6 @@ pub const OVER_STARTUP: Duration = Duration::from_secs(2);
 /// How long a client that was sent FIN may take to close: an RST sent earlier
 /// could overtake what it was told.
 pub const LINGER: Duration = Duration::from_secs(1);
+/// When the backend of a client that is gone, and that has not ended, is sent a
+/// second CancelRequest.
+pub const CANCEL_AGAIN: Duration = Duration::from_secs(1);

@@ -28,7 +28,7 @@ pub struct Session {
     identity: Option<Arc<Identity>>,
     /// None once the login is over.
     opening: Option<Box<Opening>>,
-    /// Of the backend, once the login is over.
+    /// Of the backend, once the login is over, until it was cancelled twice.
     key: Option<BackendKey>,
 }
 

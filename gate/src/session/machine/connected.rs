@@ -2,7 +2,7 @@
 
 use super::{Phase, Session};
 use crate::proto::refusal::Refusal;
-use crate::session::event::{Action, Count, Input};
+use crate::session::event::{Action, CANCEL_AGAIN, Count, Input};
 use crate::session::outcome::{CancelOutcome, CloseReason};
 
 impl Session {
@@ -121,20 +121,34 @@ impl Session {
         out.push(Action::DropBackendData);
         let opening = self.opening.take();
         let of_login = || opening.and_then(|opening| opening.login.key());
-        if let Some(key) = self.key.take().or_else(of_login) {
+        self.key = self.key.take().or_else(of_login);
+        let mut deadline = self.deadlines.abandoned;
+        if let Some(key) = &self.key {
             out.push(Action::CancelQuery(key.cancel_request()));
+            deadline = deadline.min(CANCEL_AGAIN);
         }
         if !self.client_ended {
             self.client_ended = true;
             out.push(Action::EndBackend);
         }
-        out.push(Action::Deadline(Some(self.deadlines.abandoned)));
+        out.push(Action::Deadline(Some(deadline)));
     }
 
     pub(super) fn in_abandoned(&mut self, input: Input<'_>, out: &mut Vec<Action>) {
         let reason = match input {
             Input::BackendEnded | Input::BackendLost => self.abandoned,
-            Input::DeadlinePassed => CloseReason::AbandonedTimeout,
+            Input::DeadlinePassed => {
+                // The first one may have overtaken the query, and a server that
+                // is idle ignores it: the query would outlive its slot.
+                if let Some(key) = self.key.take() {
+                    out.push(Action::CancelQuery(key.cancel_request()));
+                    let left = self.deadlines.abandoned.saturating_sub(CANCEL_AGAIN);
+                    if !left.is_zero() {
+                        return out.push(Action::Deadline(Some(left)));
+                    }
+                }
+                CloseReason::AbandonedTimeout
+            }
             Input::Stop => CloseReason::Drained,
             _ => return,
         };

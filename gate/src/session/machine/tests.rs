@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::session::event::{Action, Count, Deadlines, Input};
+use crate::session::event::{Action, CANCEL_AGAIN, Count, Deadlines, Input};
 use crate::session::outcome::{CancelOutcome, ConnectFailure, WaitOutcome};
 
 mod schedules;
@@ -294,6 +294,21 @@ fn c1_a_cancel_request_needs_no_slot_even_over_the_ceiling() {
     assert_eq!(driver.counts(), [Count::Cancel(CancelOutcome::Forwarded)]);
 }
 
+/// A session past ReadyForQuery, with deadlines of its own.
+fn established_with(deadlines: Deadlines) -> Session {
+    let mut session = Session::new(deadlines, None);
+    session.start(&mut Vec::new());
+    for input in [
+        Input::ClientData(&startup_packet()),
+        Input::Admission(Ok(())),
+        Input::Connected,
+        Input::BackendData(&login_bytes()),
+    ] {
+        session.handle(input, &mut Vec::new());
+    }
+    session
+}
+
 #[test]
 fn a_client_that_resets_in_mid_query_holds_its_slot_until_the_backend_ended() {
     let mut driver = established();
@@ -304,6 +319,36 @@ fn a_client_that_resets_in_mid_query_holds_its_slot_until_the_backend_ended() {
     driver.feed(Input::BackendEnded, Ok(()));
     assert!(driver.closed);
     assert_eq!(driver.counts(), [Count::Closed(CloseReason::ClientReset)]);
+}
+
+/// The first may come before the query does, and is ignored then.
+#[test]
+fn a_backend_that_does_not_end_for_a_cancel_gets_another_one() {
+    for (abandoned, left) in [(60_000, Some(59_000)), (1_000, None), (300, None)] {
+        let abandoned = Duration::from_millis(abandoned);
+        let deadlines = Deadlines {
+            abandoned,
+            ..DEADLINES
+        };
+        let mut session = established_with(deadlines);
+        let mut out = Vec::new();
+        session.handle(Input::ClientLost, &mut out);
+        let cancel = Action::CancelQuery(cancel_packet());
+        assert!(out.contains(&cancel));
+        assert!(out.contains(&Action::Deadline(Some(abandoned.min(CANCEL_AGAIN)))));
+        out.clear();
+        session.handle(Input::DeadlinePassed, &mut out);
+        assert!(out.contains(&cancel));
+        if let Some(left) = left {
+            let left = Action::Deadline(Some(Duration::from_millis(left)));
+            assert_eq!(out, [cancel, left]);
+            out.clear();
+            session.handle(Input::DeadlinePassed, &mut out);
+            assert_eq!(out.len(), 3, "{out:?}");
+        }
+        let ended = Action::Count(Count::Closed(CloseReason::AbandonedTimeout));
+        assert!(out.contains(&ended), "{out:?}");
+    }
 }
 
 #[test]
@@ -465,16 +510,7 @@ fn g1_a_half_closed_session_may_be_silent_for_so_long_only() {
         half_close: Duration::from_secs(7),
         ..DEADLINES
     };
-    let mut session = Session::new(deadlines, None);
-    session.start(&mut Vec::new());
-    for input in [
-        Input::ClientData(&startup_packet()),
-        Input::Admission(Ok(())),
-        Input::Connected,
-        Input::BackendData(&login_bytes()),
-    ] {
-        session.handle(input, &mut Vec::new());
-    }
+    let mut session = established_with(deadlines);
     let mut out = Vec::new();
     session.handle(Input::ClientEnded, &mut out);
     assert!(out.contains(&Action::Deadline(Some(deadlines.half_close))));
