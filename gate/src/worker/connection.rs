@@ -51,7 +51,7 @@ pub struct Side<S> {
     /// Its poll.
     pub poll: PollState,
     /// All bits of [`ready`] seen so far that do not go away: the peer's end,
-    /// a hang-up, an error.
+    /// a hang-up, an error, an urgent byte.
     ended: u16,
     /// To be closed as soon as its poll has ended.
     pub retired: bool,
@@ -121,6 +121,11 @@ impl<S> Side<S> {
     /// Whether a poll said that the connection is over in both directions.
     pub fn is_broken(&self) -> bool {
         self.has(ready::HANG_UP | ready::ERROR)
+    }
+
+    /// Whether a poll told of an urgent byte. splice(2) gets no further than that.
+    pub fn has_urgent(&self) -> bool {
+        self.has(ready::URGENT)
     }
 
     /// Whether a poll said anything that lasts.

@@ -154,6 +154,9 @@ impl<M: Machine> Worker<M> {
             let Some(source) = source else {
                 return Turn::Waits;
             };
+            if flow.is_piped() && source.has_urgent() {
+                self.pipes.take_back(flow.give_pipe());
+            }
             if flow.is_piped() {
                 moves += 1;
                 let filled = flow.fill(&mut self.machine, source, PIPE_BYTES);
@@ -197,10 +200,11 @@ impl<M: Machine> Worker<M> {
             }
         }
         let connection = &mut self.connections[id as usize];
-        let (flow, _, sink) = connection.direction(direction);
+        let (flow, source, sink) = connection.direction(direction);
         let dropped = flow.drops;
         let passed = flow.pass(&mut self.machine, sink, bytes);
-        if flow.wants_pipe(full && !watched)
+        let splices = !watched && source.is_some_and(|source| !source.has_urgent());
+        if flow.wants_pipe(full && splices)
             && let Some(pipe) = self.pipes.take(&mut self.machine)
         {
             flow.take_pipe(pipe);

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use gate_tests::backend::{FakeBackend, Script};
 use gate_tests::clients::{both_streams, libpq};
 use gate_tests::gate::Gate;
@@ -405,6 +405,24 @@ fn urgent_bytes(stage: &Stage) -> Result<()> {
         let mut got = [0; 12];
         pair.backend.read_exact(&mut got).context("both halves")?;
         assert_eq!(got, *b"beforebehind");
+    }
+    // Nor in bulk, which goes by splice(2).
+    let bulk = vec![b'b'; 4 << 20];
+    let mut got = vec![0; 2 * bulk.len()];
+    for _ in 0..3 {
+        let (client, backend) = (&mut pair.client, &mut pair.backend);
+        let (sent, read) = thread::scope(|scope| {
+            let reads = scope.spawn(|| backend.read_exact(&mut got));
+            let sent = client
+                .write_all(&bulk)
+                .and_then(|()| SockRef::from(&*client).send_out_of_band(b"!"))
+                .and_then(|_| client.write_all(&bulk));
+            (sent, reads.join())
+        });
+        sent?;
+        read.map_err(|_| anyhow!("the reader panicked"))?
+            .context("all of the bulk")?;
+        ensure!(got.iter().all(|byte| *byte == b'b'), "the bulk was changed");
     }
     drop(pair);
     held.forget();
