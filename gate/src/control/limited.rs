@@ -200,6 +200,7 @@ impl Watch {
             seen.rejected_before = rejected_until_now;
             shared.limited.store(true, Ordering::Relaxed);
             let names = names.unwrap_or_default().join(", ");
+            let names = (!names.is_empty()).then_some(names);
             tracing::warn!(scope = scope.label(), names, "limited");
         } else if was && seen.calm >= CALM {
             shared.limited.store(false, Ordering::Relaxed);

@@ -48,6 +48,8 @@ pub enum Input<'a> {
     BackendLost,
     /// The deadline of [`Action::Deadline`] has passed.
     DeadlinePassed,
+    /// The CancelRequest goes its way without its client: too many have one under way.
+    CancelQueued,
     /// Too many connections are pending, and this one was chosen to go.
     Evict,
     /// End now.

@@ -114,6 +114,8 @@ outcomes! {
         TimedOut = "timed_out",
         /// The client left first.
         Abandoned = "abandoned",
+        /// Many were under way: its client was closed, and gate sends it in turn.
+        Queued = "queued",
     }
 }
 

@@ -186,7 +186,7 @@ impl<M: Machine> Worker<M> {
         // descriptors for some sessions, not for no session at all.
         let budgeted = self.state.take_fds(FDS_PER_SESSION);
         if !budgeted {
-            self.ran_out("the descriptors for sessions");
+            self.ran_out("the descriptors for sessions ran out");
             if self.accepting.on_reserve >= self.reserve() {
                 let place = self.accepting.listeners[listener].place;
                 self.stats.rejected(place, Reason::Descriptors);
@@ -218,7 +218,7 @@ impl<M: Machine> Worker<M> {
         match after(errno) {
             After::GoOn => self.arm_listeners(),
             After::Rest => {
-                self.ran_out(&error.to_string());
+                self.ran_out(&format!("accept: {error}"));
                 self.accepting.retry_at = Some(now + RETRY);
                 self.accept_on_spare(listener, now);
                 Ok(())
@@ -336,10 +336,7 @@ impl<M: Machine> Worker<M> {
     fn ran_out(&mut self, what: &str) {
         if !self.accepting.exhausted {
             self.accepting.exhausted = true;
-            tracing::warn!(
-                worker = self.id,
-                "new clients are turned away: {what} ran out"
-            );
+            tracing::warn!(worker = self.id, "new clients are turned away: {what}");
         }
     }
 

@@ -94,6 +94,7 @@ impl<M: Machine> Worker<M> {
             if connection.evicted {
                 self.state.evicting.fetch_sub(1, Ordering::Relaxed);
             }
+            self.dialing.client_cancels -= u64::from(connection.cancels);
             self.pipes.take_back(connection.up.give_pipe());
             self.pipes.take_back(connection.down.give_pipe());
             if let Some(backend) = connection.backend.take() {

@@ -253,6 +253,8 @@ pub struct Connection<M: Machine> {
     pub on_reserve: bool,
     /// Was evicted while pending.
     pub evicted: bool,
+    /// A client's CancelRequest that is under way.
+    pub cancels: bool,
 }
 
 /// One direction of a relay: its flow, sender and receiver.
@@ -297,6 +299,7 @@ impl<M: Machine> Connection<M> {
             on_spare: false,
             on_reserve: false,
             evicted: false,
+            cancels: false,
         }
     }
 

@@ -9,7 +9,7 @@ use super::Worker;
 use super::connection::{Connection, Mode, Side};
 use super::machine::{Kind, Machine};
 use crate::config::Address;
-use crate::host::connect_failure;
+use crate::host::{FDS_PER_SESSION, connect_failure};
 use crate::session::Session;
 use crate::session::event::Input;
 use crate::session::outcome::ConnectFailure;
@@ -20,6 +20,11 @@ const IDENTITIES_MAX: usize = 4096;
 /// CancelRequests of gate's own under way at once: one packet of a stranger's
 /// becomes one for each address of each backend.
 const CANCELS_MAX: usize = 64;
+/// CancelRequests of clients under way at once: each holds two descriptors for as
+/// long as a server that hangs lets it.
+const CLIENT_CANCELS_MAX: u64 = 64;
+/// The share of the descriptors of sessions that they may hold, if it is less.
+const CLIENT_CANCELS_SHARE: u64 = 16;
 /// Those that wait for their turn; what is beyond is left to the deadlines.
 const CANCELS_WAITING_MAX: usize = 16_384;
 /// How long a dial that found no descriptor or a full backlog rests.
@@ -35,6 +40,8 @@ pub(super) struct Dialing {
     pub again: Vec<(u32, u32)>,
     /// When that is.
     pub again_at: Option<Instant>,
+    /// CancelRequests of clients that are under way.
+    pub client_cancels: u64,
     /// CancelRequests of gate's own that are under way.
     pub cancels: usize,
     /// Those that are not yet, with backend and address.
@@ -61,7 +68,14 @@ impl<M: Machine> Worker<M> {
             }
         } else {
             if connection.client.is_some() {
-                self.cancel_everywhere(id, now);
+                if self.dialing.client_cancels >= self.client_cancels_max() {
+                    self.cancel_everywhere(id, None, now);
+                    return self.feed(id, Input::CancelQueued, now);
+                }
+                self.connections[id as usize].cancels = true;
+                self.dialing.client_cancels += 1;
+                let first = self.state.backends.order(0).next().unwrap_or(0);
+                self.cancel_everywhere(id, Some(first), now);
             }
             if !self.keep_fd_for_cancel(id) {
                 self.connections[id as usize].dial_error = Some(ConnectFailure::Host);
@@ -171,14 +185,13 @@ impl<M: Machine> Worker<M> {
 
     /// A CancelRequest does not say which server it is for: every address of
     /// every backend gets it, and ignores a key that is not its own. The
-    /// client's connection takes the first of them that is up.
-    fn cancel_everywhere(&mut self, id: u32, now: Instant) {
+    /// client's connection takes one of the first backend.
+    fn cancel_everywhere(&mut self, id: u32, own: Option<usize>, now: Instant) {
         let connection = &mut self.connections[id as usize];
         let Some(packet) = connection.session.cancel_packet() else {
             return;
         };
-        let first = self.state.backends.order(0).next().unwrap_or(0);
-        connection.tried = !(1 << first);
+        connection.tried = own.map_or(!0, |own| !(1 << own));
         let counts: Vec<usize> = self
             .config
             .backends
@@ -186,10 +199,17 @@ impl<M: Machine> Worker<M> {
             .map(|backend| backend.addresses.len())
             .collect();
         for (backend, addresses) in counts.into_iter().enumerate() {
-            for address in (0..addresses).filter(|address| (backend, *address) != (0, first)) {
+            for address in (0..addresses).filter(|address| (backend, Some(*address)) != (0, own)) {
                 self.cancel_query(packet.clone(), (backend as u16, address as u8), now);
             }
         }
+    }
+
+    /// How many clients of this worker may have a CancelRequest under way.
+    fn client_cancels_max(&self) -> u64 {
+        let workers = self.state.stats.len() as u64;
+        let share = self.state.session_fds_max / (CLIENT_CANCELS_SHARE * FDS_PER_SESSION * workers);
+        share.clamp(1, CLIENT_CANCELS_MAX)
     }
 
     /// Sends a CancelRequest to an address of a backend, over a connection of

@@ -173,6 +173,7 @@ impl Session {
                 CancelOutcome::Failed
             }
             Input::DeadlinePassed => CancelOutcome::TimedOut,
+            Input::CancelQueued => CancelOutcome::Queued,
             Input::Stop => CancelOutcome::Abandoned,
             _ => return,
         };
