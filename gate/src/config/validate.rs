@@ -8,7 +8,7 @@ use std::time::Duration;
 use gate_common::abi::{LISTENERS_MAX, SLOTS_MAX, slot};
 use gate_common::limit::Setting;
 
-use super::backend::{backends, check_loops, of_listener, resolve};
+use super::backend::{backends, check_loops, resolve};
 use super::name;
 use super::session_limit::{SessionLimit, WaitPolicy};
 use super::settings::{
@@ -112,7 +112,7 @@ fn listeners(settings: &[ListenerSettings]) -> Result<Vec<Listener>, ConfigError
     let mut listeners: Vec<Listener> = Vec::with_capacity(settings.len());
     for (index, listener) in settings.iter().enumerate() {
         let section = format!("listener[{index}]");
-        let tcp = of_listener(&section, listener)?;
+        let tcp = listener.tcp(&section)?;
         let setting = format!("{section}.address");
         let address = resolve(&setting, &listener.address)?;
         if address.port() == 0 {
