@@ -118,6 +118,12 @@ impl<'de> Visitor<'de> for SessionLimitVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<SessionLimit, A::Error> {
         let table = SessionLimitTable::deserialize(MapAccessDeserializer::new(map))?;
+        if table.wait.is_none() && table.max_waiting.is_some() {
+            return Err(A::Error::custom(
+                "max_waiting without a wait: nobody would wait; add wait = \"200ms\", or remove \
+                 max_waiting",
+            ));
+        }
         let wait = table.wait.unwrap_or(DurationValue(Duration::ZERO));
         if wait.0 > WAIT_MAX {
             return Err(A::Error::custom(format!(
@@ -191,6 +197,7 @@ mod tests {
             ("{ max = 5, wait = 3 }", "its unit"),
             ("{ max = 5, waits = \"1s\" }", "waits"),
             ("{ max = 5, max_waiting = -1 }", "u32"),
+            ("{ max = 5, max_waiting = 100 }", "add wait = \"200ms\", or"),
         ];
         for (value, complaint) in table {
             let error = read(value).expect_err(value);
@@ -205,6 +212,7 @@ mod tests {
             "5",
             "{ max = 5, wait = \"1s 5ms\" }",
             "{ max = 0, wait = \"1s\", max_waiting = 0 }",
+            "{ max = 5, wait = \"0s\", max_waiting = 9 }",
         ] {
             let text = format!("[limits]\nmax_connections = {value}\n[limits.user]\napp = {value}");
             let settings: Settings = toml::from_str(&text).expect("valid");
