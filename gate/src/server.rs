@@ -185,7 +185,12 @@ pub fn run(config: Config, source: ConfigSource, start: Start) -> Result<(), Run
         match take_charge(&state, plane.as_ref(), predecessor, keeps_control) {
             Ok(()) => {
                 control.ready();
-                testament.deposit(lock, pins_lock, Running(Arc::clone(&state), handle));
+                let running = Running {
+                    state: Arc::clone(&state),
+                    control: handle,
+                    plane,
+                };
+                testament.deposit(lock, pins_lock, running);
             }
             Err(error) => {
                 handle.stop();
@@ -208,13 +213,15 @@ pub fn run(config: Config, source: ConfigSource, start: Start) -> Result<(), Run
 
 /// Steers the listening sockets, and has the predecessor leave them. In this order
 /// and after all else: the steering of the running gate is gone with it, and one
-/// that fails earlier changes nothing.
+/// that fails earlier changes nothing. If this one fails now, the predecessor
+/// steers again.
 fn take_charge(
     state: &State,
     plane: Option<&Plane>,
     predecessor: Option<Predecessor>,
     keeps_control: bool,
 ) -> Result<(), RunError> {
+    predecessor.as_ref().map_or(Ok(()), Predecessor::waits)?;
     listeners::steer(state, plane)?;
     match predecessor {
         Some(predecessor) => Ok(predecessor.ready(keeps_control)?),
