@@ -16,8 +16,8 @@ use super::settings::{
 };
 use super::value::{AdminValue, CountValue, DurationValue, LimitValue, PinValue};
 use super::{
-    Backend, Config, ConfigError, Limits, Listener, MAX_CONNECTIONS_DEFAULT, Pin, Timeouts, Waits,
-    Workers,
+    Backend, Config, ConfigError, Limits, Listener, MAX_CONNECTIONS_DEFAULT, MAX_PENDING_DEFAULT,
+    Pin, Timeouts, Waits, Workers,
 };
 
 /// Names that the maps have slots for.
@@ -192,6 +192,12 @@ fn limits(settings: &LimitSettings) -> Result<Limits, ConfigError> {
     } else {
         settings.max_connections.max
     };
+    let max_pending_auto = settings.max_pending.0 == Setting::Auto;
+    let max_pending = if max_pending_auto {
+        LimitValue(Setting::AtMost(MAX_PENDING_DEFAULT))
+    } else {
+        settings.max_pending
+    };
     let per_source = plain("limits.ceiling_per_source", settings.ceiling_per_source)?;
     if per_source != Setting::Unlimited {
         return Err(invalid(
@@ -203,8 +209,8 @@ fn limits(settings: &LimitSettings) -> Result<Limits, ConfigError> {
     Ok(Limits {
         max_connections: plain("limits.max_connections", max_connections)?,
         max_connections_auto,
-        max_pending: not_none("max_pending", settings.max_pending)
-            .and_then(|setting| plain("limits.max_pending", LimitValue(setting)))?,
+        max_pending: not_none("max_pending", max_pending)?,
+        max_pending_auto,
         ceiling: settings.ceiling.0,
         over_headroom: not_none("over_headroom", settings.over_headroom)?,
         ceiling_per_source: per_source,
@@ -250,7 +256,8 @@ pub(super) fn plain(setting: &str, value: LimitValue) -> Result<Setting, ConfigE
     match value.0 {
         Setting::Auto => Err(invalid(
             setting,
-            "\"auto\" is for ceilings, over_headroom and max_connections only".to_owned(),
+            "\"auto\" is for ceilings, over_headroom, max_connections and max_pending only"
+                .to_owned(),
             "use a number, 0 (unlimited) or \"none\"",
         )),
         setting => Ok(setting),

@@ -83,8 +83,24 @@ impl Predecessor {
     /// Whether it listens at an address, as that is configured.
     #[must_use]
     pub fn has_listener(&self, address: SocketAddr) -> bool {
+        self.sockets(address) > 0
+    }
+
+    /// How many sockets it has at an address, as that is configured.
+    #[must_use]
+    pub fn sockets(&self, address: SocketAddr) -> usize {
         let wanted = Item::Listener { address };
-        self.items.iter().any(|(item, _)| *item == wanted)
+        self.items
+            .iter()
+            .filter(|(item, _)| *item == wanted)
+            .count()
+    }
+
+    /// Descriptors of this process that are here and not taken.
+    #[must_use]
+    pub const fn descriptors(&self) -> usize {
+        // And the mailbox.
+        self.items.len() + 1
     }
 
     /// Every descriptor of one kind.

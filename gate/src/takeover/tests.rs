@@ -66,6 +66,8 @@ fn everything_is_handed_over_and_the_old_one_leaves_at_the_word() {
     assert_eq!(predecessor.pid, std::process::id());
     let address = ([127, 0, 0, 1], 2).into();
     assert!(predecessor.has_listener(address));
+    assert_eq!(predecessor.sockets(address), 1);
+    assert_eq!(predecessor.descriptors(), 303);
     assert_eq!(predecessor.take_all(&listener(1)).len(), 300);
     assert_eq!(predecessor.take_all(&listener(2)).len(), 1);
     assert!(!predecessor.has_listener(address), "taken");

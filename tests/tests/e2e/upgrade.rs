@@ -110,8 +110,11 @@ fn counts(stage: &Stage) -> Result<()> {
     gate.gatectl(&["limits", "set", "user", "app", "5"])?;
     let mut sessions = gate.open_all(3, "app", "prod")?;
     let mut old = Vec::new();
+    let limit = gate.metrics()?.sum("gate_connection_limit", &[]);
+    ensure!(limit < 777.0 / 2.0, "by the descriptors: {limit}");
     for _ in 0..3 {
         old.push(gate.take_over(&[])?);
+        assert_eq!(gate.metrics()?.sum("gate_connection_limit", &[]), limit);
         let now = gate.connections()?;
         assert_eq!(now.active(), 3, "{now:?}");
         assert_eq!(
