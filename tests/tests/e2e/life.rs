@@ -279,6 +279,7 @@ fn port_held(stage: &Stage) -> Result<()> {
         // With SO_REUSEPORT on both sides the second bind would succeed, and
         // each program would get half of the clients.
         let holder = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        holder.set_reuse_address(true)?;
         holder.set_reuse_port(shares_port)?;
         holder.bind(&gate.address().into())?;
         holder.listen(8)?;

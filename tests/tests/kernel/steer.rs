@@ -157,7 +157,8 @@ fn second_gate() -> Result<()> {
     let after = waiting(&sockets)?;
     ensure!(after[0] == before[0], "{before:?}, then {after:?}");
     let came: Vec<u64> = after.iter().zip(&before).map(|(a, b)| a - b).collect();
-    ensure!(spread(&came[1..]) <= EVEN, "{came:?}");
+    // Half of the draws are of the full one and leave no choice.
+    ensure!(spread(&came[1..]) <= 3 * EVEN, "{came:?}");
     let old: u64 = old_loads.iter().map(|load| load.now()).sum();
     ensure!(old == 40, "the old program still counts: {old}");
     // And back to the kernel's choice.
@@ -196,7 +197,8 @@ fn stays() -> Result<()> {
     clients.extend(connect(sockets[0].address, 120)?);
     held.accept(&sockets, &loads)?;
     let counts = held.counts();
-    ensure!(spread(&counts) <= EVEN, "{counts:?}");
+    // By loads that began anew the first two would stay 20 ahead.
+    ensure!(spread(&counts) <= 3 * EVEN, "{counts:?}");
     Ok(())
 }
 
