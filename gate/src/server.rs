@@ -69,7 +69,11 @@ impl From<PlacementError> for RunError {
 
 impl From<InstanceLockError> for RunError {
     fn from(error: InstanceLockError) -> Self {
-        Self::Failed(error.into())
+        if error.is_host() {
+            Self::Host(error.to_string())
+        } else {
+            Self::Failed(error.into())
+        }
     }
 }
 
@@ -393,7 +397,13 @@ fn spawn_worker(
         if let Some(cpu) = cpu {
             match host::pin_to_cpu(cpu) {
                 Ok(()) => state.stats[id].pinned(cpu),
-                Err(error) => tracing::warn!(%error, worker = id, cpu, "not pinned"),
+                Err(error) => tracing::warn!(
+                    %error,
+                    worker = id,
+                    cpu,
+                    "not pinned, runs on any CPU: there is no such CPU, or gate may not run there; \
+                     correct workers.pin, or CPUAffinity=, AllowedCPUs= or taskset"
+                ),
             }
         }
         // A gate with a worker less would look well and lose a part of its

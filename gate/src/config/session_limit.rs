@@ -122,12 +122,6 @@ impl<'de> Visitor<'de> for SessionLimitVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<SessionLimit, A::Error> {
         let table = SessionLimitTable::deserialize(MapAccessDeserializer::new(map))?;
-        if table.wait.is_none() && table.max_waiting.is_some() {
-            return Err(A::Error::custom(
-                "max_waiting without a wait: nobody would wait; add wait = \"200ms\", or remove \
-                 max_waiting",
-            ));
-        }
         let wait = table.wait.unwrap_or(DurationValue(Duration::ZERO));
         if wait.0 > WAIT_MAX {
             return Err(A::Error::custom(format!(
@@ -135,8 +129,18 @@ impl<'de> Visitor<'de> for SessionLimitVisitor {
                 DurationValue(WAIT_MAX)
             )));
         }
+        let Some(max) = table.max else {
+            return Err(A::Error::custom(
+                "a wait is for a limit, which is missing: { max = 50, wait = \"200ms\" }",
+            ));
+        };
+        if wait.0.is_zero() && table.max_waiting.is_some() {
+            return Err(A::Error::custom(
+                "max_waiting without a wait lets nobody wait: add wait = \"200ms\", or leave it out",
+            ));
+        }
         Ok(SessionLimit {
-            max: table.max,
+            max,
             wait,
             max_waiting: table.max_waiting,
         })
@@ -146,7 +150,7 @@ impl<'de> Visitor<'de> for SessionLimitVisitor {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SessionLimitTable {
-    max: LimitValue,
+    max: Option<LimitValue>,
     wait: Option<DurationValue>,
     max_waiting: Option<u32>,
 }
@@ -201,7 +205,7 @@ mod tests {
             ("{ max = 5, wait = 3 }", "its unit"),
             ("{ max = 5, waits = \"1s\" }", "waits"),
             ("{ max = 5, max_waiting = -1 }", "u32"),
-            ("{ max = 5, max_waiting = 100 }", "add wait = \"200ms\", or"),
+            ("{ max = 5, max_waiting = 3 }", "add wait"),
         ];
         for (value, complaint) in table {
             let error = read(value).expect_err(value);
@@ -216,7 +220,6 @@ mod tests {
             "5",
             "{ max = 5, wait = \"1s 5ms\" }",
             "{ max = 0, wait = \"1s\", max_waiting = 0 }",
-            "{ max = 5, wait = \"0s\", max_waiting = 9 }",
         ] {
             let text = format!("[limits]\nmax_connections = {value}\n[limits.user]\napp = {value}");
             let settings: Settings = toml::from_str(&text).expect("valid");
@@ -271,7 +274,7 @@ mod tests {
             (
                 "[limits]\nmax_connections = { max = 9, wait = \"1s\", max_waiting = 30 }\n\
                  default_user = { max = 9, wait = \"1s\", max_waiting = 5 }\n\
-                 default_database = { max = 9, wait = \"0s\", max_waiting = 500 }\n\
+                 default_database = { max = 500 }\n\
                  [limits.user]\na = { max = 9, wait = \"1s\", max_waiting = 3 }\n\
                  b = { max = 9, wait = \"1s\" }",
                 54,
