@@ -293,10 +293,6 @@ fn errors_between_settings_name_cause_and_cure() {
             "limits.default_user: \"auto\" is for ceilings, over_headroom, max_connections and max_pending",
         ),
         ("[limits]\nmax_pending = \"none\"", "would let nobody in"),
-        (
-            "[limits]\nmax_pending = \"auto\"",
-            "use a number, or 0 (unlimited)",
-        ),
         ("[limits]\nceiling_per_source = 5", "not supported yet"),
         ("[limits.user]\n\"\" = 1", "a name is empty"),
         ("[limits.user]\n'\\y' = 1", "begins no escape"),
