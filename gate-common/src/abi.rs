@@ -98,6 +98,9 @@ pub mod slot {
     pub const FD_CAP: u32 = 8;
     /// The start-up probe's own slot.
     pub const PROBE: u32 = 9;
+    /// Clients that the configuration lets wait for a slot: what the descriptors
+    /// allow is for them too. For userspace alone.
+    pub const WAITING: u32 = 10;
     /// The first index that a name can get.
     pub const FIRST_NAMED: u32 = 16;
 }

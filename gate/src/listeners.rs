@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::config::{Config, Pin, TcpOptions};
 use crate::host;
@@ -123,6 +123,22 @@ impl Listeners {
         }
         per_worker
     }
+}
+
+/// Has the sockets as this gate's configuration says, after another gate that shared
+/// them for a while set them up and may have steered them.
+pub fn restore(state: &State, plane: Option<&Plane>) -> Result<(), RunError> {
+    let config = state.config();
+    {
+        let sockets = state.sockets.read().unwrap_or_else(PoisonError::into_inner);
+        for (listener, row) in config.listeners.iter().zip(sockets.iter()) {
+            for socket in row {
+                host::set_client_options(&SockRef::from(socket), &listener.tcp)
+                    .context("a listening socket cannot be set up again")?;
+            }
+        }
+    }
+    steer(state, plane)
 }
 
 /// Tells the kernel who chooses the worker of a new connection. Beyond the first

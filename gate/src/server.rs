@@ -12,8 +12,9 @@ use gate_common::abi::slot;
 use gate_common::limit::Limit;
 use socket2::Socket;
 
-use crate::budget;
-use crate::config::{Config, ConfigError, ConfigSource, KernelMode};
+use crate::budget::{self, Beside};
+use crate::config::value::LimitValue;
+use crate::config::{Config, ConfigError, ConfigSource, KernelMode, Listener};
 use crate::control::{self, ControlError, log};
 use crate::host::{self, FdBudget, InstanceLockError, Waker};
 use crate::kernel::{KernelError, Plane, PlaneOptions};
@@ -27,7 +28,7 @@ use crate::succession::{Running, Testament, control_sockets, lock_pins, succeed}
 use crate::takeover::{Predecessor, TakeoverError};
 use crate::worker::{Linux, Listening, Worker};
 
-/// Descriptors of a listener's socket: the worker's, one to look at its queue, and
+/// Descriptors of a listening socket: the worker's, one to look at its queue, and
 /// one to be handed over.
 const FDS_PER_LISTENER: u64 = 3;
 /// Descriptors of a worker beside its listeners: its waker, its ring, its spare,
@@ -132,7 +133,7 @@ pub fn run(config: Config, source: ConfigSource, start: Start) -> Result<(), Run
 
     let (mut plane, kernel) = start_plane(&config, predecessor.as_ref())?;
     // Before anything of the configuration is in force.
-    let fds = fd_budget(&config, places.len(), fd_limit)?;
+    let fds = fd_budget(&config, places.len(), fd_limit, predecessor.as_ref())?;
     let config = Arc::new(fit(&config, &fds)?);
     let ledger = Arc::new(match &plane {
         Some(plane) => Ledger::kernel(plane.maps()),
@@ -189,7 +190,12 @@ pub fn run(config: Config, source: ConfigSource, start: Start) -> Result<(), Run
         match take_charge(&state, plane.as_ref(), predecessor, keeps_control) {
             Ok(()) => {
                 control.ready();
-                testament.deposit(lock, pins_lock, Running(Arc::clone(&state), handle));
+                let running = Running {
+                    state: Arc::clone(&state),
+                    control: handle,
+                    plane,
+                };
+                testament.deposit(lock, pins_lock, running);
             }
             Err(error) => {
                 handle.stop();
@@ -212,13 +218,15 @@ pub fn run(config: Config, source: ConfigSource, start: Start) -> Result<(), Run
 
 /// Steers the listening sockets, and has the predecessor leave them. In this order
 /// and after all else: the steering of the running gate is gone with it, and one
-/// that fails earlier changes nothing.
+/// that fails earlier changes nothing. If this one fails now, the predecessor
+/// steers again.
 fn take_charge(
     state: &State,
     plane: Option<&Plane>,
     predecessor: Option<Predecessor>,
     keeps_control: bool,
 ) -> Result<(), RunError> {
+    predecessor.as_ref().map_or(Ok(()), Predecessor::waits)?;
     listeners::steer(state, plane)?;
     match predecessor {
         Some(predecessor) => Ok(predecessor.ready(keeps_control)?),
@@ -305,10 +313,21 @@ fn make_state(
 }
 
 /// What sessions may hold beside all that gate opens until it serves.
-fn fd_budget(config: &Config, workers: usize, fd_limit: u64) -> Result<FdBudget, RunError> {
+fn fd_budget(
+    config: &Config,
+    workers: usize,
+    fd_limit: u64,
+    predecessor: Option<&Predecessor>,
+) -> Result<FdBudget, RunError> {
     let open = host::count_open_fds().context("/proc/self/fd cannot be read")?;
-    let per_worker = FDS_PER_WORKER + config.listeners.len() as u64 * FDS_PER_LISTENER;
-    let open = open + workers as u64 * per_worker;
+    // What is adopted counts with the listeners, the rest is closed soon.
+    let open = open - predecessor.map_or(0, Predecessor::descriptors) as u64;
+    let sockets = |listener: &Listener| {
+        let adopted = predecessor.map_or(0, |has| has.sockets(listener.address));
+        adopted.max(workers) as u64
+    };
+    let sockets: u64 = config.listeners.iter().map(sockets).sum();
+    let open = open + workers as u64 * FDS_PER_WORKER + sockets * FDS_PER_LISTENER;
     FdBudget::new(fd_limit, open).ok_or_else(|| {
         RunError::Host(format!(
             "RLIMIT_NOFILE is {fd_limit}, and gate itself needs {open} descriptors and a reserve: \
@@ -320,36 +339,46 @@ fn fd_budget(config: &Config, workers: usize, fd_limit: u64) -> Result<FdBudget,
 /// The configuration with limits that this host can keep.
 fn fit(config: &Config, fds: &FdBudget) -> Result<Config, ConfigError> {
     let fitted = budget::fit(config, fds)?;
-    if fitted.limits.max_connections != config.limits.max_connections {
-        tracing::warn!(
-            descriptors = fds.limit,
-            max_connections = fds.sessions_max(),
-            "max_connections is lowered from its default to what the descriptors allow; raise \
-             RLIMIT_NOFILE (LimitNOFILE=), or set it"
-        );
-    }
-    if let Some(max_pending) = budget::pending_beyond(&fitted, fds) {
-        tracing::warn!(
-            max_pending,
-            sessions_max = fds.sessions_max(),
-            "so many silent connections use up the descriptors: newcomers are refused before one of \
-             them is closed; set max_pending below half of sessions_max, or raise RLIMIT_NOFILE \
-             (LimitNOFILE=)"
-        );
+    let (wanted, has) = (&config.limits, &fitted.limits);
+    for (name, lowered, to) in [
+        (
+            "max_connections",
+            has.max_connections != wanted.max_connections,
+            has.max_connections,
+        ),
+        (
+            "max_pending",
+            has.max_pending != wanted.max_pending,
+            has.max_pending,
+        ),
+    ] {
+        if lowered {
+            tracing::warn!(
+                descriptors = fds.limit,
+                to = %LimitValue(to),
+                "{name} is lowered from its default to what the descriptors allow; raise \
+                 RLIMIT_NOFILE (LimitNOFILE=), or set it"
+            );
+        }
     }
     Ok(fitted)
 }
 
 /// `gatectl` set it for a gate that had more descriptors.
 fn warn_of_runtime_limit(ledger: &Ledger, fds: &FdBudget) {
+    let beside = Beside::in_force(ledger);
+    let room = beside.room(fds.sessions);
     if let Limit::AtMost(max_connections) = ledger.plain_limit(slot::TOTAL)
-        && max_connections > fds.sessions_max()
+        && max_connections > room
     {
         tracing::warn!(
             max_connections,
-            sessions_max = fds.sessions_max(),
-            "max_connections, set at runtime, is more than the descriptors allow: clients beyond \
-             sessions_max are refused with 53300; unset it, or raise RLIMIT_NOFILE (LimitNOFILE=)"
+            max_pending = beside.pending,
+            waiting = beside.waiting,
+            sessions_max = room,
+            "max_connections or max_pending, set at runtime, is more than the descriptors allow: \
+             clients beyond sessions_max may be refused with 53300; unset it, or raise RLIMIT_NOFILE \
+             (LimitNOFILE=)"
         );
     }
 }

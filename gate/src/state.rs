@@ -6,8 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
+use gate_common::abi::slot;
+use gate_common::limit::Limit;
+
 use crate::admission::Ticket;
 use crate::backends::Backends;
+use crate::budget::Beside;
 use crate::config::Config;
 use crate::host::{AcceptQueue, FdBudget, PIPES_MAX, Waker, accept_queue};
 use crate::ledger::Ledger;
@@ -207,6 +211,23 @@ impl State {
     /// Gives back what [`State::take_fds`] took.
     pub fn give_fds(&self, count: u64) {
         self.session_fds.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    /// How many clients may wait for a slot: as many as leave their descriptors to
+    /// the sessions and to those that are pending.
+    #[must_use]
+    pub fn waiting_room(&self) -> u64 {
+        match self.ledger.plain_limit(slot::TOTAL) {
+            Limit::Unlimited => u64::MAX,
+            total => {
+                let beside = Beside {
+                    waiting: 0,
+                    ..Beside::in_force(&self.ledger)
+                };
+                let room = beside.room(self.session_fds_max);
+                room.saturating_sub(total.tokens())
+            }
+        }
     }
 
     /// Ends the wait of a client: admitted, out of time, or gone. Returns whether

@@ -117,7 +117,7 @@ impl Stats {
     /// The kernel plane chooses workers by these loads, of which this worker
     /// writes one.
     pub fn publish(&self, loads: Arc<WorkerLoads>, worker: usize) {
-        // A second call would be about the same loads.
+        // A second call is about the same loads: the plane keeps them.
         let _ = self.load.set((loads, worker));
     }
 

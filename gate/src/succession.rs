@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::control::{self, Handle, Sockets};
 use crate::host::{InstanceLock, InstanceLockError, PinsLock, SocketFile, mail};
 use crate::kernel::Plane;
-use crate::listeners::Listeners;
+use crate::listeners::{self, Listeners};
 use crate::server::{RunError, Start};
 use crate::state::State;
 use crate::takeover::{self, Estate, Heir, Item, Owner, Predecessor, TakeoverError};
@@ -191,26 +191,41 @@ fn open(path: &Path, inherited: Option<OwnedFd>) -> std::io::Result<(OwnedFd, So
 }
 
 /// The gate that runs.
-pub struct Running(pub Arc<State>, pub Handle);
+pub struct Running {
+    /// Of all its threads.
+    pub state: Arc<State>,
+    /// Its control plane.
+    pub control: Handle,
+    /// Its kernel plane.
+    pub plane: Option<Plane>,
+}
 
 impl Owner for Running {
     fn leave(&self, heir: Heir) {
         // While this one is still the main process, whose word systemd takes.
         control::notify_systemd(sd_notify::NotifyState::MainPid(heir.pid));
-        self.1.leave(heir.keeps_control);
-        self.0.leave();
+        self.control.leave(heir.keeps_control);
+        self.state.leave();
         let asked = Instant::now();
-        while self.0.accepting() > 0 && asked.elapsed() < CLOSE_PATIENCE {
+        while self.state.accepting() > 0 && asked.elapsed() < CLOSE_PATIENCE {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
     fn stay(&self) {
         // The other one may have written the limits of its configuration.
-        let ledger = &self.0.ledger;
-        if let Err(error) = ledger.apply_config(&self.0.config()) {
+        let ledger = &self.state.ledger;
+        if let Err(error) = ledger.apply_config(&self.state.config()) {
             tracing::error!(%error, "the limits of the configuration are not in force again");
         }
-        ledger.set_fd_cap(self.0.session_fds_max);
+        ledger.set_fd_cap(self.state.session_fds_max);
+        // And its program may have the sockets still: it lives as long as they do.
+        match listeners::restore(&self.state, self.plane.as_ref()) {
+            Ok(()) => tracing::info!("new connections are spread over the workers as before"),
+            Err(error) => tracing::error!(
+                %error,
+                "new connections may be spread unevenly over the workers until the next start"
+            ),
+        }
     }
 }

@@ -2,15 +2,15 @@
 
 use std::fs;
 use std::io::{self, Read};
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+
+pub use crate::ports::free_port;
 
 /// Whether this is a CI run, where nothing may be skipped.
 #[must_use]
@@ -86,46 +86,6 @@ pub fn eventually_true(
     mut probe: impl FnMut() -> Result<bool>,
 ) -> Result<()> {
     eventually(limit, what, || Ok(probe()?.then_some(())))
-}
-
-/// Ports of one process: test binaries that run side by side must not be
-/// given the same ones between the look and the bind.
-const PORTS_PER_PROCESS: u16 = 400;
-/// The first of all ports. They end below 32768, where the kernel begins to
-/// pick outgoing ports.
-const FIRST_PORT: u16 = 20_000;
-/// Processes that can run side by side.
-const PORT_BLOCKS: u16 = 30;
-
-/// A TCP port on 127.0.0.1 that nobody holds and no other test was given
-/// lately.
-///
-/// # Panics
-/// When all ports of this process are busy.
-#[must_use]
-pub fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let block = port_block();
-    for _ in 0..PORTS_PER_PROCESS {
-        let step = NEXT.fetch_add(1, Ordering::Relaxed) % PORTS_PER_PROCESS;
-        let port = FIRST_PORT + block * PORTS_PER_PROCESS + step;
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
-            return port;
-        }
-    }
-    panic!("no free port in block {block}");
-}
-
-/// The block of ports that this process holds, by listening on its first one.
-fn port_block() -> u16 {
-    static BLOCK: OnceLock<(u16, Option<TcpListener>)> = OnceLock::new();
-    let take = |block: u16| {
-        let first = FIRST_PORT + block * PORTS_PER_PROCESS;
-        let held = TcpListener::bind((Ipv4Addr::LOCALHOST, first)).ok()?;
-        Some((block, Some(held)))
-    };
-    let held = BLOCK.get_or_init(|| (0..PORT_BLOCKS).find_map(take).unwrap_or((0, None)));
-    held.0
 }
 
 /// What every instance of these tests is called first.

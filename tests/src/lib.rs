@@ -32,6 +32,7 @@ pub mod kernel;
 pub mod observe;
 pub mod openmetrics;
 pub mod pair;
+mod ports;
 pub mod postgres;
 pub mod seccomp;
 pub mod session;

@@ -96,17 +96,13 @@ impl HeldBackend {
     }
 }
 
-/// A listener on 127.0.0.1. Where the kernel picks outgoing ports below 32768 too,
-/// another connection may be faster than the bind.
+/// A listener on 127.0.0.1.
 ///
 /// # Errors
-/// When no port is to be had.
+/// When it cannot be bound.
 pub fn free_listener() -> Result<TcpListener> {
-    let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, host::free_port())).ok();
-    std::iter::repeat_with(bind)
-        .take(20)
-        .find_map(|bound| bound)
-        .context("no port can be bound")
+    let address = (Ipv4Addr::LOCALHOST, host::free_port());
+    TcpListener::bind(address).with_context(|| format!("bind {address:?}"))
 }
 
 /// Reads the startup packet, which must be this one, and lets the client in.

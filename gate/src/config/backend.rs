@@ -95,7 +95,7 @@ pub(super) fn backends(
         backends.push(Backend {
             name: text.clone(),
             addresses: addresses(&section, backend)?,
-            tcp: of_backend(&section, backend)?,
+            tcp: backend.tcp(&section)?,
             check: check(&section, backend.check)?,
             max_connections: plain(
                 &format!("{section}.max_connections"),
@@ -216,33 +216,27 @@ fn unix_socket(setting: &str, text: &str) -> Result<PathBuf, ConfigError> {
     Ok(path)
 }
 
-fn of_backend(section: &str, settings: &BackendSettings) -> Result<TcpOptions, ConfigError> {
-    TcpSettings {
-        section,
-        keepalive: settings.keepalive,
-        keepalive_interval: settings.keepalive_interval,
-        keepalive_probes: settings.keepalive_probes,
-        user_timeout: settings.user_timeout,
-        congestion_control: settings.congestion_control.as_deref(),
-    }
-    .validate()
+/// Gives tables of settings, which differ in their documentation alone, the one
+/// reader of TCP options.
+macro_rules! tcp_options {
+    ($($table:ident)*) => {$(
+        impl $table {
+            /// How the TCP sockets of this section are set up.
+            pub(super) fn tcp(&self, section: &str) -> Result<TcpOptions, ConfigError> {
+                TcpSettings {
+                    section,
+                    keepalive: self.keepalive,
+                    keepalive_interval: self.keepalive_interval,
+                    keepalive_probes: self.keepalive_probes,
+                    user_timeout: self.user_timeout,
+                    congestion_control: self.congestion_control.as_deref(),
+                }
+                .validate()
+            }
+        }
+    )*};
 }
-
-/// The options of the sockets that a listener accepts.
-pub(super) fn of_listener(
-    section: &str,
-    settings: &ListenerSettings,
-) -> Result<TcpOptions, ConfigError> {
-    TcpSettings {
-        section,
-        keepalive: settings.keepalive,
-        keepalive_interval: settings.keepalive_interval,
-        keepalive_probes: settings.keepalive_probes,
-        user_timeout: settings.user_timeout,
-        congestion_control: settings.congestion_control.as_deref(),
-    }
-    .validate()
-}
+tcp_options!(BackendSettings ListenerSettings);
 
 /// What backends and listeners have in common as settings.
 struct TcpSettings<'a> {

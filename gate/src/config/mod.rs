@@ -83,6 +83,9 @@ pub struct Listener {
 /// `max_connections` unless it is written, where the descriptors allow so many.
 pub const MAX_CONNECTIONS_DEFAULT: u64 = 5000;
 
+/// `max_pending` unless it is written, where the descriptors allow so many.
+pub const MAX_PENDING_DEFAULT: u64 = 1000;
+
 /// How many may be connected. No setting here is [`Setting::Inherit`];
 /// [`Setting::Auto`] occurs in `ceiling` and `over_headroom` only.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,6 +97,8 @@ pub struct Limits {
     pub max_connections_auto: bool,
     /// Connections without a valid startup packet; never [`Setting::None`].
     pub max_pending: Setting,
+    /// As `max_connections_auto`, of `max_pending`.
+    pub max_pending_auto: bool,
     /// Sockets of each listener.
     pub ceiling: Setting,
     /// Sockets over the ceiling before SYNs are reset; never [`Setting::None`].
@@ -130,6 +135,24 @@ pub struct Waits {
 }
 
 impl Waits {
+    /// How many clients the configuration lets wait at the same time whatever else
+    /// happens: of the policies for names without a limit of their own each counts
+    /// once, for how many such names there will be nobody knows.
+    #[must_use]
+    pub fn promised(&self) -> u64 {
+        let unnamed = [
+            self.max_connections,
+            self.default_user,
+            self.default_database,
+        ];
+        let named = [&self.user, &self.database, &self.backend];
+        let all = unnamed.iter();
+        all.chain(named.into_iter().flat_map(BTreeMap::values))
+            .filter(|policy| policy.waits())
+            .map(|policy| u64::from(policy.promised))
+            .sum()
+    }
+
     /// The policy of a limit. One that `gatectl` set waits as the configuration
     /// says for that name.
     #[must_use]

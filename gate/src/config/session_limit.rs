@@ -27,6 +27,9 @@ pub struct WaitPolicy {
     pub wait: Duration,
     /// How many may wait for this limit at the same time.
     pub max_waiting: u32,
+    /// So many of them get descriptors for certain: all, if somebody wrote how
+    /// many.
+    pub promised: u32,
 }
 
 impl WaitPolicy {
@@ -61,6 +64,7 @@ impl SessionLimit {
             max_waiting: self
                 .max_waiting
                 .unwrap_or(by_limit.max(WAITING_DEFAULT_MIN)),
+            promised: self.max_waiting.unwrap_or(WAITING_DEFAULT_MIN),
         }
     }
 }
@@ -254,6 +258,36 @@ mod tests {
         for (limit, milliseconds) in table {
             let policy = waits.policy(&limit);
             assert_eq!(policy.wait.as_millis(), milliseconds, "{limit:?}");
+        }
+    }
+
+    #[test]
+    fn so_many_may_wait_for_certain_as_somebody_wrote() {
+        let promised = |toml: &str| Config::from_toml(toml).expect(toml).limits.waits.promised();
+        let backend = "[backend.default]\naddress = \"127.0.0.1:5432\"\n";
+        let table = [
+            ("", 0),
+            (
+                "[limits]\nmax_connections = { max = 900, wait = \"1s\" }",
+                16,
+            ),
+            (
+                "[limits]\nmax_connections = { max = 9, wait = \"1s\", max_waiting = 30 }\n\
+                 default_user = { max = 9, wait = \"1s\", max_waiting = 5 }\n\
+                 default_database = { max = 500 }\n\
+                 [limits.user]\na = { max = 9, wait = \"1s\", max_waiting = 3 }\n\
+                 b = { max = 9, wait = \"1s\" }",
+                54,
+            ),
+            (
+                &format!(
+                    "{backend}max_connections = {{ max = 9, wait = \"1s\", max_waiting = 7 }}"
+                ),
+                7,
+            ),
+        ];
+        for (toml, count) in table {
+            assert_eq!(promised(toml), count, "{toml}");
         }
     }
 }

@@ -185,8 +185,9 @@ settings! {
         /// said as many as may be admitted, and 16 at least. A wait is 60s at most.
         max_connections: SessionLimit = Setting::Auto.into();
         /// Connections that were accepted and have not sent a valid startup packet
-        /// yet. At the limit the longest-silent one is closed.
-        max_pending: LimitValue = LimitValue(Setting::AtMost(1000));
+        /// yet. At the limit the longest-silent one is closed. "auto" is 1000, or less
+        /// where the file descriptors are few; a number above that is an error.
+        max_pending: LimitValue = LimitValue(Setting::Auto);
         /// Sockets of each listener, counted exactly in the kernel. Whoever comes
         /// above it is answered 53300 after the startup packet. "auto" is
         /// max_connections + max_pending + max(64, max_connections / 64), at most

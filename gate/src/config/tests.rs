@@ -21,6 +21,7 @@ fn defaults_are_those_of_the_interface() {
     assert!(config.limits.max_connections_auto);
     assert!(!config.limits.waits.max_connections.waits());
     assert_eq!(config.limits.max_pending, Setting::AtMost(1000));
+    assert!(config.limits.max_pending_auto);
     assert_eq!(config.limits.ceiling, Setting::Auto);
     assert_eq!(config.limits.default_user, Setting::Unlimited);
     assert_eq!(config.timeouts.abandoned, Duration::from_secs(60));
@@ -102,6 +103,7 @@ fn everything_that_a_file_can_say_is_read() {
     assert_eq!(config.databases[b"caf\xe9".as_slice()], 0);
     assert_eq!(config.limits.max_connections, Setting::None);
     assert!(!config.limits.max_connections_auto);
+    assert!(!config.limits.max_pending_auto);
     assert_eq!(config.limits.ceiling, Setting::Unlimited);
     assert_eq!(config.limits.user[b"app".as_slice()], Setting::AtMost(50));
     assert_eq!(config.limits.user[b"admin".as_slice()], Setting::Unlimited);
@@ -288,13 +290,9 @@ fn errors_between_settings_name_cause_and_cure() {
         ),
         (
             "[limits]\ndefault_user = \"auto\"",
-            "limits.default_user: \"auto\" is for ceilings, over_headroom and max_connections",
+            "limits.default_user: \"auto\" is for ceilings, over_headroom, max_connections and max_pending",
         ),
         ("[limits]\nmax_pending = \"none\"", "would let nobody in"),
-        (
-            "[limits]\nmax_pending = \"auto\"",
-            "use a number, or 0 (unlimited)",
-        ),
         ("[limits]\nceiling_per_source = 5", "not supported yet"),
         ("[limits.user]\n\"\" = 1", "a name is empty"),
         ("[limits.user]\n'\\y' = 1", "begins no escape"),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use gate_common::abi::{LISTENERS_MAX, SLOTS_MAX, slot};
 use gate_common::limit::Setting;
 
-use super::backend::{backends, check_loops, of_listener};
+use super::backend::{backends, check_loops};
 use super::name;
 use super::resolve::resolve;
 use super::session_limit::{SessionLimit, WaitPolicy};
@@ -17,8 +17,8 @@ use super::settings::{
 };
 use super::value::{AdminValue, CountValue, DurationValue, LimitValue, PinValue};
 use super::{
-    Backend, Config, ConfigError, Limits, Listener, MAX_CONNECTIONS_DEFAULT, Pin, Timeouts, Waits,
-    Workers,
+    Backend, Config, ConfigError, Limits, Listener, MAX_CONNECTIONS_DEFAULT, MAX_PENDING_DEFAULT,
+    Pin, Timeouts, Waits, Workers,
 };
 
 /// Names that the maps have slots for.
@@ -126,7 +126,7 @@ fn listeners(settings: &[ListenerSettings]) -> Result<Vec<Listener>, ConfigError
     let mut listeners: Vec<Listener> = Vec::with_capacity(settings.len());
     for (index, listener) in settings.iter().enumerate() {
         let section = format!("listener[{index}]");
-        let tcp = of_listener(&section, listener)?;
+        let tcp = listener.tcp(&section)?;
         let setting = format!("{section}.address");
         let address = resolve(
             &setting,
@@ -202,14 +202,6 @@ fn limits(settings: &LimitSettings) -> Result<Limits, ConfigError> {
         )),
         setting => Ok(setting),
     };
-    let max_pending = match not_none("max_pending", settings.max_pending)? {
-        Setting::Auto => Err(invalid(
-            "limits.max_pending",
-            "nothing derives it, so it cannot be \"auto\"".to_owned(),
-            "use a number, or 0 (unlimited)",
-        )),
-        setting => Ok(setting),
-    }?;
     let (user, user_waits) = named_limits("limits.user", &settings.user)?;
     let (database, database_waits) = named_limits("limits.database", &settings.database)?;
     let max_connections_auto = settings.max_connections.max.0 == Setting::Auto;
@@ -217,6 +209,12 @@ fn limits(settings: &LimitSettings) -> Result<Limits, ConfigError> {
         LimitValue(Setting::AtMost(MAX_CONNECTIONS_DEFAULT))
     } else {
         settings.max_connections.max
+    };
+    let max_pending_auto = settings.max_pending.0 == Setting::Auto;
+    let max_pending = if max_pending_auto {
+        LimitValue(Setting::AtMost(MAX_PENDING_DEFAULT))
+    } else {
+        settings.max_pending
     };
     let per_source = plain("limits.ceiling_per_source", settings.ceiling_per_source)?;
     if per_source != Setting::Unlimited {
@@ -229,7 +227,8 @@ fn limits(settings: &LimitSettings) -> Result<Limits, ConfigError> {
     Ok(Limits {
         max_connections: plain("limits.max_connections", max_connections)?,
         max_connections_auto,
-        max_pending,
+        max_pending: not_none("max_pending", max_pending)?,
+        max_pending_auto,
         ceiling: settings.ceiling.0,
         over_headroom: not_none("over_headroom", settings.over_headroom)?,
         ceiling_per_source: per_source,
@@ -275,7 +274,8 @@ pub(super) fn plain(setting: &str, value: LimitValue) -> Result<Setting, ConfigE
     match value.0 {
         Setting::Auto => Err(invalid(
             setting,
-            "\"auto\" is for ceilings, over_headroom and max_connections only".to_owned(),
+            "\"auto\" is for ceilings, over_headroom, max_connections and max_pending only"
+                .to_owned(),
             "use a number, 0 (unlimited) or \"none\"",
         )),
         setting => Ok(setting),

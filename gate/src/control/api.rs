@@ -178,6 +178,9 @@ pub struct Process {
     /// `max_connections`: what they allow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lowered_to: Option<u64>,
+    /// The same of `max_pending`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pending_lowered_to: Option<u64>,
     /// Clients that wait for a place under a limit.
     #[serde(default)]
     pub waiting: u32,

@@ -8,6 +8,7 @@ use gate_common::slots::Book;
 
 use super::api::{LimitChange, LimitEntry};
 use crate::admission::WaitsFor;
+use crate::budget::Beside;
 use crate::config::name;
 use crate::config::render;
 use crate::config::session_limit::SessionLimit;
@@ -42,12 +43,14 @@ pub fn list(ledger: &Ledger) -> Result<Vec<LimitEntry>, LimitError> {
 /// Sets a limit. It is in force when this returns.
 ///
 /// # Errors
-/// The key, the name or the value is none, or the name can get no slot.
+/// The key, the name or the value is none, there are too few descriptors for it,
+/// or the name can get no slot.
 pub fn set(ledger: &Ledger, change: &LimitChange) -> Result<LimitEntry, LimitError> {
     let key = parse_key(ledger, change)?;
     let text = change.value.as_deref().unwrap_or_default();
     let value: LimitValue = text.parse().map_err(LimitError)?;
-    check_value(ledger, &key, value.0)?;
+    check_value(&key, value.0)?;
+    check_descriptors(ledger, &key, value.0)?;
     store(ledger, &key, value.0)
 }
 
@@ -79,11 +82,17 @@ pub fn export(ledger: &Ledger, waits: Option<&Waits>) -> Result<String, LimitErr
         let policy = waits.map(|waits| waits.policy(&limit));
         match policy.filter(WaitPolicy::waits) {
             None => SessionLimit::from(max),
-            Some(policy) => SessionLimit {
-                max,
-                wait: DurationValue(policy.wait),
-                max_waiting: Some(policy.max_waiting),
-            },
+            Some(policy) => {
+                let unwritten = SessionLimit {
+                    max,
+                    wait: DurationValue(policy.wait),
+                    max_waiting: None,
+                };
+                SessionLimit {
+                    max_waiting: (unwritten.policy() != policy).then_some(policy.max_waiting),
+                    ..unwritten
+                }
+            }
         }
     };
     // Of names that have no entry of their own.
@@ -238,7 +247,7 @@ fn known(ledger: &Ledger, kind: NameKind, name: &[u8]) -> Result<(), LimitError>
     )))
 }
 
-fn check_value(ledger: &Ledger, key: &LimitKey, value: Setting) -> Result<(), LimitError> {
+fn check_value(key: &LimitKey, value: Setting) -> Result<(), LimitError> {
     let (text, _) = key_text(key);
     match (key, value) {
         (_, Setting::Auto) if !is_of_sockets(key) => Err(LimitError(format!(
@@ -247,27 +256,79 @@ fn check_value(ledger: &Ledger, key: &LimitKey, value: Setting) -> Result<(), Li
         (LimitKey::MaxPending | LimitKey::OverHeadroom, Setting::None) => Err(LimitError(format!(
             "`none` for {text} would let nobody in at all: `max-connections none` refuses all sessions politely"
         ))),
-        (
-            LimitKey::MaxConnections
+        _ => Ok(()),
+    }
+}
+
+/// As [`crate::budget::fit`], beside the limits that are in force.
+fn check_descriptors(ledger: &Ledger, key: &LimitKey, value: Setting) -> Result<(), LimitError> {
+    let Setting::AtMost(wanted) = value else {
+        return Ok(());
+    };
+    let Limit::AtMost(cap) = ledger.plain_limit(slot::FD_CAP) else {
+        return Ok(());
+    };
+    let (text, _) = key_text(key);
+    let beside = Beside::in_force(ledger);
+    let over = |room: u64, need: String| {
+        Err(LimitError(format!(
+            "{text} {wanted} is more than the file descriptors of gate allow: {need}, \
+             {FDS_PER_SESSION} each, and gate has {cap} for connections beside its own; set it to \
+             {room} or less, or raise RLIMIT_NOFILE (LimitNOFILE=) and start gate again"
+        )))
+    };
+    let of = |count: u64| count.saturating_mul(FDS_PER_SESSION);
+    if is_of_sessions(key) {
+        let room = beside.room(cap);
+        if wanted > room {
+            let need = format!("so many sessions need {} of them{beside}", of(wanted));
+            return over(room, need);
+        }
+    } else if *key == LimitKey::MaxPending {
+        let sessions = sessions_max(ledger)?;
+        let others = Beside {
+            pending: 0,
+            ..beside
+        };
+        let room = others.room(cap).saturating_sub(sessions);
+        if wanted > room {
+            let need = format!(
+                "so many pending clients need {} of them, {sessions} sessions {}{others}",
+                of(wanted),
+                of(sessions)
+            );
+            return over(room, need);
+        }
+    }
+    Ok(())
+}
+
+/// How many sessions the limits in force let in, or without a limit on all the
+/// largest of the others.
+fn sessions_max(ledger: &Ledger) -> Result<u64, LimitError> {
+    if let Limit::AtMost(total) = ledger.plain_limit(slot::TOTAL) {
+        return Ok(total);
+    }
+    let rows = ledger.limits().map_err(unreadable)?;
+    let numbers = rows.iter().filter(|row| is_of_sessions(&row.key));
+    let numbers = numbers.filter_map(|row| match row.limit {
+        Limit::AtMost(number) => Some(number),
+        Limit::Unlimited | Limit::None => None,
+    });
+    Ok(numbers.max().unwrap_or(0))
+}
+
+/// Limits that admission holds sessions against.
+const fn is_of_sessions(key: &LimitKey) -> bool {
+    matches!(
+        key,
+        LimitKey::MaxConnections
             | LimitKey::DefaultUser
             | LimitKey::DefaultDatabase
             | LimitKey::User(_)
             | LimitKey::Database(_)
-            | LimitKey::Backend(_),
-            Setting::AtMost(wanted),
-        ) => match ledger.plain_limit(slot::FD_CAP) {
-            Limit::AtMost(cap) if wanted > cap / FDS_PER_SESSION => Err(LimitError(format!(
-                "{text} {wanted} is more than the file descriptors of gate allow: so many sessions \
-                 need {} of them, {FDS_PER_SESSION} each, and gate has {cap} for sessions beside its \
-                 own; set it to {} or less, or raise RLIMIT_NOFILE (LimitNOFILE=) and start gate \
-                 again",
-                wanted.saturating_mul(FDS_PER_SESSION),
-                cap / FDS_PER_SESSION
-            ))),
-            _ => Ok(()),
-        },
-        _ => Ok(()),
-    }
+            | LimitKey::Backend(_)
+    )
 }
 
 fn store(ledger: &Ledger, key: &LimitKey, setting: Setting) -> Result<LimitEntry, LimitError> {

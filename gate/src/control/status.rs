@@ -8,7 +8,7 @@ use gate_common::limit::Setting;
 
 use super::api::{AcceptQueue, AddressHealth, BackendHealth, Process, Status, WorkerLoad};
 use super::{Shared, connections, limited};
-use crate::config::{Config, MAX_CONNECTIONS_DEFAULT, name};
+use crate::config::{MAX_CONNECTIONS_DEFAULT, MAX_PENDING_DEFAULT, name};
 use crate::host;
 use crate::ledger::{Ledger, LimitSource};
 use crate::placement::Place;
@@ -36,7 +36,20 @@ pub(super) fn of_process(shared: &Shared) -> io::Result<Status> {
         workers: state.stats.len(),
         open_fds: host::count_open_fds().ok(),
         max_fds: (state.fds_max != u64::MAX).then_some(state.fds_max),
-        lowered_to: lowered_to(&config),
+        lowered_to: lowered_to(
+            config.limits.max_connections,
+            config
+                .limits
+                .max_connections_auto
+                .then_some(MAX_CONNECTIONS_DEFAULT),
+        ),
+        pending_lowered_to: lowered_to(
+            config.limits.max_pending,
+            config
+                .limits
+                .max_pending_auto
+                .then_some(MAX_PENDING_DEFAULT),
+        ),
         waiting: state.waiting.len(),
         waited: waited(state),
         rejected: rejected(state),
@@ -118,13 +131,10 @@ fn backends(state: &State) -> Vec<BackendHealth> {
     health.collect()
 }
 
-fn lowered_to(config: &Config) -> Option<u64> {
-    match config.limits.max_connections {
-        Setting::AtMost(number)
-            if config.limits.max_connections_auto && number < MAX_CONNECTIONS_DEFAULT =>
-        {
-            Some(number)
-        }
+/// What is in force of a number that nobody wrote, if it is less than its default.
+fn lowered_to(in_force: Setting, default: Option<u64>) -> Option<u64> {
+    match in_force {
+        Setting::AtMost(number) => default.and_then(|default| (number < default).then_some(number)),
         _ => None,
     }
 }

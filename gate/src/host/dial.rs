@@ -11,6 +11,9 @@ use crate::session::outcome::ConnectFailure;
 /// What this kernel can be asked for by name.
 const AVAILABLE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
 
+/// What this kernel takes unless it is asked for another.
+const DEFAULT: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
+
 /// Bytes that wait in a socket of TCP beyond those on their way, until its
 /// receiver has shown that it takes much. The kernel's own bound is megabytes: a
 /// thousand clients that ask for much and never read would fill the memory that
@@ -87,12 +90,24 @@ pub fn connect_failure(error: &io::Error) -> ConnectFailure {
 }
 
 /// Sets up a listening socket so that each socket it accepts inherits the
-/// options and TCP_NODELAY: nothing is left to do at an accept.
+/// options and TCP_NODELAY: nothing is left to do at an accept. What another gate
+/// that shares the socket has set and this one has not is as the system has it.
 ///
 /// # Errors
 /// The system refuses one of them.
 pub fn set_client_options(listener: &Socket, options: &TcpOptions) -> io::Result<()> {
     listener.set_tcp_nodelay(true)?;
+    if options.keepalive.is_none() {
+        listener.set_keepalive(false)?;
+    }
+    if options.user_timeout.is_zero() {
+        listener.set_tcp_user_timeout(None)?;
+    }
+    if options.congestion_control.is_none()
+        && let Ok(name) = std::fs::read_to_string(DEFAULT)
+    {
+        listener.set_tcp_congestion(name.trim_end().as_bytes())?;
+    }
     set_options(listener, options)
 }
 
@@ -237,6 +252,15 @@ mod tests {
         let _client = std::net::TcpStream::connect(address).expect("connected");
         let (accepted, _) = listener.accept().expect("accepted");
         assert_has_options(&accepted);
+        // Another gate with another configuration takes it over.
+        let system = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        set_client_options(&listener, &TcpOptions::default()).expect("set");
+        assert!(!listener.keepalive().expect("keepalive"));
+        assert_eq!(listener.tcp_user_timeout().expect("timeout"), None);
+        assert_eq!(
+            listener.tcp_congestion().expect("name"),
+            system.tcp_congestion().expect("name")
+        );
     }
 
     #[test]

@@ -5,8 +5,15 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 /// Descriptors that one session needs: its client and its backend.
 pub const FDS_PER_SESSION: u64 = 2;
-/// Descriptors kept for the control plane, logs and reloads.
-const CONTROL_RESERVE: u64 = 24;
+/// Descriptors that gate opens after its budget is drawn up, workers aside: the
+/// control plane's runtime and sockets, what is to be handed over, locks.
+const CONTROL_OWN: u64 = 20;
+/// Descriptors kept for what the control plane has at a time: requests at both of
+/// its sockets, checks of backends' addresses, a reload, a gate that takes over.
+const CONTROL_RESERVE: u64 = 32;
+/// Descriptors kept for a load of the kernel programs: a gate that nobody took
+/// over from after all steers its sockets again, however full it is.
+const LOAD_RESERVE: u64 = 20;
 /// Descriptors kept so that a full gate can still answer politely.
 pub const POLITE_RESERVE: u64 = 16;
 
@@ -31,14 +38,19 @@ pub struct FdBudget {
 }
 
 impl FdBudget {
-    /// The budget of a process that holds `open` descriptors before its first
-    /// session. `None` if not one session fits.
+    /// The budget of a process that holds `open` descriptors with those of its
+    /// workers. `None` if not one session fits beside a client that is pending.
     #[must_use]
     pub fn new(limit: u64, open: u64) -> Option<Self> {
         let pipes = (limit / FDS_FOR_A_PIPE).min(PIPES_MAX as u64);
-        let kept = open + CONTROL_RESERVE + POLITE_RESERVE + pipes * FDS_PER_PIPE;
+        let kept = open
+            + CONTROL_OWN
+            + CONTROL_RESERVE
+            + LOAD_RESERVE
+            + POLITE_RESERVE
+            + pipes * FDS_PER_PIPE;
         let sessions = limit.checked_sub(kept)?;
-        (sessions >= FDS_PER_SESSION).then_some(Self {
+        (sessions >= 2 * FDS_PER_SESSION).then_some(Self {
             limit,
             sessions,
             pipes: pipes as usize,
@@ -156,9 +168,12 @@ mod tests {
     #[test]
     fn a_budget_without_room_for_a_session_is_none() {
         assert_eq!(FdBudget::new(64, 40), None);
+        // 88 are kept, and there is one pipe.
+        assert_eq!(FdBudget::new(40 + 88 + 2 + 3, 40), None);
+        assert_eq!(FdBudget::new(40 + 88 + 2 + 4, 40).unwrap().sessions, 4);
         let budget = FdBudget::new(1000, 40).unwrap();
         assert_eq!(budget.pipes, 7);
-        assert_eq!(budget.sessions, 1000 - 40 - 24 - 16 - 14);
+        assert_eq!(budget.sessions, 1000 - 40 - 88 - 14);
         assert_eq!(FdBudget::new(20_000, 40).unwrap().pipes, PIPES_MAX);
     }
 

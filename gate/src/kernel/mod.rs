@@ -18,7 +18,7 @@ mod sys;
 use std::fs::File;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use aya::programs::{CgroupSock, CgroupSockopt, ProgramFd, SockOps};
 use aya::{Ebpf, EbpfLoader};
@@ -29,6 +29,7 @@ pub use self::log::{KernelLog, forward_log};
 pub use self::maps::{Mapping, Maps};
 use self::pins::PinDirectory;
 pub use self::pins::unpin;
+use self::steer::SharedLoads;
 pub use self::steer::{Choice, Group, WorkerLoads};
 use self::sys::AttachType;
 pub use self::sys::admit;
@@ -60,6 +61,7 @@ pub struct Plane {
     maps: Arc<Maps>,
     pins: PinDirectory,
     log: Option<KernelLog>,
+    loads: Mutex<Option<SharedLoads>>,
 }
 
 impl Plane {
@@ -100,6 +102,7 @@ impl Plane {
             maps,
             pins,
             log: KernelLog::new(&mut object),
+            loads: Mutex::default(),
         })
     }
 

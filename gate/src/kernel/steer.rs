@@ -1,9 +1,9 @@
 //! Who chooses the worker of a new connection.
 
 use std::io;
-use std::os::fd::{AsRawFd as _, BorrowedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use gate_common::steer::{WORKERS_MAX, WorkerLoad};
 
 use super::error::KernelError;
 use super::maps::{Access, Mapping, errno};
-use super::{Plane, STEER, Steering, load, lock, pins::PinDirectory, program};
+use super::{Plane, STEER, Steering, load, lock, pins::PinDirectory, program, sys};
 
 /// What each worker has to do, as the program reads it.
 pub type WorkerLoads = Mapping<WorkerLoad<AtomicU64>>;
@@ -45,9 +45,9 @@ pub struct Group<'a> {
 impl Plane {
     /// Attaches the program to SO_REUSEPORT groups: it resets SYNs while too many
     /// of a listener's sockets are over its ceiling, and chooses the worker if it
-    /// is to. The program of an earlier gate on the same sockets is replaced; it
+    /// is to. The program of another gate on the same sockets is replaced; it
     /// lives as long as the group. The loads, if the program chooses, are for the
-    /// workers to write.
+    /// workers to write; they are the same ones at each call for as many workers.
     ///
     /// # Errors
     /// The program is refused, a socket does not listen or is in no such group.
@@ -57,18 +57,50 @@ impl Plane {
         choice: Choice,
     ) -> Result<Option<Arc<WorkerLoads>>, KernelError> {
         let _lock = lock(&self.pins)?;
-        let shared = Shared::new(&self.pins)?;
-        let mut workers = 0;
+        let count = |group: &Group<'_>| group.sockets.len().min(WORKERS_MAX as usize) as u32;
+        let workers = groups.last().map_or(0, count);
+        let mut kept = self.loads.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.take_if(|loads| loads.workers != workers);
+        let shared = Shared::new(&self.pins, kept.as_ref())?;
         for group in groups {
-            let count = group.sockets.len().min(WORKERS_MAX as usize) as u32;
-            workers = count;
-            steer_group(&shared, group, choice, count)?;
+            steer_group(&shared, group, choice, count(group))?;
         }
         if choice == Choice::Kernel || workers == 0 {
             return Ok(None);
         }
-        let loads = Mapping::new(shared.pins, map::WORKER_LOADS, workers, Access::Write)?;
-        Ok(Some(Arc::new(loads)))
+        let loads = match kept.take() {
+            Some(loads) => loads,
+            None => SharedLoads::open(&self.pins, workers)?,
+        };
+        Ok(Some(Arc::clone(&kept.insert(loads).loads)))
+    }
+}
+
+/// The loads of this gate's workers. Should another gate steer its sockets for a
+/// while, this one steers them by these again: the workers never stopped
+/// writing them.
+#[derive(Debug)]
+pub(super) struct SharedLoads {
+    map: OwnedFd,
+    workers: u32,
+    loads: Arc<WorkerLoads>,
+}
+
+impl SharedLoads {
+    /// Those that are pinned.
+    fn open(pins: &PinDirectory, workers: u32) -> Result<Self, KernelError> {
+        let map = sys::object_get(&pins.join(map::WORKER_LOADS));
+        Ok(Self {
+            map: map
+                .map_err(|error| KernelError::io(format!("open {}", map::WORKER_LOADS), error))?,
+            workers,
+            loads: Arc::new(Mapping::new(
+                pins,
+                map::WORKER_LOADS,
+                workers,
+                Access::Write,
+            )?),
+        })
     }
 }
 
@@ -80,10 +112,15 @@ struct Shared<'a> {
 }
 
 impl<'a> Shared<'a> {
-    fn new(pins: &'a PinDirectory) -> Result<Self, KernelError> {
+    /// With the loads that there are already, if there are.
+    fn new(pins: &'a PinDirectory, loads: Option<&SharedLoads>) -> Result<Self, KernelError> {
         // Left by a gate that was killed just here.
         if pins.has(map::WORKER_LOADS)? {
             pins.remove(map::WORKER_LOADS)?;
+        }
+        if let Some(loads) = loads {
+            sys::object_pin(loads.map.as_fd(), &pins.join(map::WORKER_LOADS))
+                .map_err(|error| KernelError::io(format!("pin {}", map::WORKER_LOADS), error))?;
         }
         Ok(Self { pins })
     }

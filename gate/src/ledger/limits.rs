@@ -145,6 +145,12 @@ impl Ledger {
             let key = LimitKey::Listener(listener.address.to_string());
             (key, listener.ceiling)
         }));
+        let waiting = match limits.waits.promised() {
+            0 => Setting::Inherit,
+            clients => Setting::AtMost(clients),
+        };
+        let words = &self.limit_words()[slot::WAITING as usize];
+        words.config.store(waiting.encode(), SeqCst);
         for (key, setting) in &wanted {
             self.set_limit(key, Layer::Config, *setting)?;
         }

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::message::{Item, Message, PROTOCOL, unexpected};
 use crate::host::mail::{FDS_PER_MESSAGE, Mailbox};
@@ -12,6 +12,8 @@ use crate::host::mail::{FDS_PER_MESSAGE, Mailbox};
 const PATIENCE: Duration = Duration::from_secs(5);
 /// For a new gate to start, from the last descriptor to its word.
 const START_PATIENCE: Duration = Duration::from_secs(60);
+/// For a gate that was refused to end its part.
+const END_PATIENCE: Duration = Duration::from_secs(30);
 /// Pause after accept failed: it will fail again until descriptors come back.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
@@ -37,7 +39,8 @@ pub struct Heir {
 pub trait Owner: Send + 'static {
     /// Another gate accepts: stop accepting and serving requests.
     fn leave(&self, heir: Heir);
-    /// A new gate began to start and did not end well.
+    /// A new gate began to start and did not end well. It is gone, and may have
+    /// changed whatever the two share.
     fn stay(&self);
 }
 
@@ -74,6 +77,7 @@ pub fn serve(listener: OwnedFd, estate: Estate, owner: impl Owner) -> io::Result
                     tracing::warn!(%error, "not taken over: goes on as before");
                     let why = error.to_string();
                     let _ = Message::Refused { why }.send(&mailbox, &[], PATIENCE);
+                    await_end(&mailbox);
                     owner.stay();
                 }
             }
@@ -81,6 +85,25 @@ pub fn serve(listener: OwnedFd, estate: Estate, owner: impl Owner) -> io::Result
     };
     let thread = std::thread::Builder::new().name("takeover".to_owned());
     thread.spawn(body).map(drop)
+}
+
+/// Until it hangs up the other one may still be at the sockets, and would undo what
+/// the owner does to have them as before.
+fn await_end(mailbox: &Mailbox) {
+    let end = Instant::now() + END_PATIENCE;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            tracing::warn!("the gate that was refused has not ended");
+            return;
+        }
+        match mailbox.receive(left) {
+            // Its word has come too late.
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => return,
+        }
+    }
 }
 
 fn hand_over(mailbox: &Mailbox, estate: &Estate) -> io::Result<Heir> {

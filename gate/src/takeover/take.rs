@@ -14,6 +14,9 @@ use crate::host::mail::Mailbox;
 /// For the running gate to answer; its control plane may be busy for a moment.
 const PATIENCE: Duration = Duration::from_secs(15);
 
+/// For what was said already; none at all would be for ever.
+const NOW: Duration = Duration::from_millis(1);
+
 /// The gate that is taken over, with what it has passed and nobody has taken
 /// yet. What is left at the end is closed.
 #[derive(Debug)]
@@ -80,8 +83,24 @@ impl Predecessor {
     /// Whether it listens at an address, as that is configured.
     #[must_use]
     pub fn has_listener(&self, address: SocketAddr) -> bool {
+        self.sockets(address) > 0
+    }
+
+    /// How many sockets it has at an address, as that is configured.
+    #[must_use]
+    pub fn sockets(&self, address: SocketAddr) -> usize {
         let wanted = Item::Listener { address };
-        self.items.iter().any(|(item, _)| *item == wanted)
+        self.items
+            .iter()
+            .filter(|(item, _)| *item == wanted)
+            .count()
+    }
+
+    /// Descriptors of this process that are here and not taken.
+    #[must_use]
+    pub const fn descriptors(&self) -> usize {
+        // And the mailbox.
+        self.items.len() + 1
     }
 
     /// Every descriptor of one kind.
@@ -93,6 +112,19 @@ impl Predecessor {
     /// The one descriptor of a kind.
     pub fn take(&mut self, wanted: &Item) -> Option<OwnedFd> {
         self.take_all(wanted).pop()
+    }
+
+    /// Whether it still waits for this gate, which may be about to change what
+    /// the other one cannot see. One that is gone does.
+    ///
+    /// # Errors
+    /// It does not wait any longer and goes on.
+    pub fn waits(&self) -> Result<(), TakeoverError> {
+        match Message::receive(&self.mailbox, NOW) {
+            Ok((Message::Refused { why }, _)) => Err(TakeoverError::Refused(why)),
+            Ok((other, _)) => Err(unexpected(&other).into()),
+            Err(_) => Ok(()),
+        }
     }
 
     /// Tells it that this gate accepts, and waits until it serves no requests.

@@ -66,6 +66,8 @@ fn everything_is_handed_over_and_the_old_one_leaves_at_the_word() {
     assert_eq!(predecessor.pid, std::process::id());
     let address = ([127, 0, 0, 1], 2).into();
     assert!(predecessor.has_listener(address));
+    assert_eq!(predecessor.sockets(address), 1);
+    assert_eq!(predecessor.descriptors(), 303);
     assert_eq!(predecessor.take_all(&listener(1)).len(), 300);
     assert_eq!(predecessor.take_all(&listener(2)).len(), 1);
     assert!(!predecessor.has_listener(address), "taken");
@@ -105,6 +107,11 @@ fn another_protocol_is_refused_with_both_numbers() {
         panic!("{answer:?}");
     };
     assert!(why.contains("protocol 77"), "{why}");
+    // It may be at the sockets until it hangs up, whatever else it says.
+    strange.send(&mailbox, &[], SOON).expect("sent");
+    let early = told.recv_timeout(Duration::from_millis(50));
+    assert_eq!(early, Err(mpsc::RecvTimeoutError::Timeout));
+    drop(mailbox);
     assert_eq!(told.recv_timeout(SOON), Ok(Told::Stay));
 }
 
@@ -127,4 +134,38 @@ fn nobody_to_ask_is_no_error_and_a_refusal_is() {
     other.join().expect("ended");
     // Its listener is closed, its file is still there.
     assert!(ask(&path).expect("no error").is_none());
+}
+
+#[test]
+fn whether_the_old_one_waits_is_seen_before_the_word() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("takeover");
+    let socket = mail::listen_at(&path).expect("bound");
+    let (say, said) = mpsc::channel::<()>();
+    let (heard, hearing) = mpsc::channel();
+    let other = std::thread::spawn(move || {
+        let mailbox = Mailbox::accept(socket.as_fd()).expect("accepted");
+        Message::receive(&mailbox, SOON).expect("asked");
+        let holds = Message::Holds {
+            pid: 1,
+            version: String::new(),
+            kernel: false,
+            items: 0,
+        };
+        holds.send(&mailbox, &[], SOON).expect("sent");
+        said.recv().expect("told to refuse");
+        let why = "too late".to_owned();
+        let refused = Message::Refused { why };
+        refused.send(&mailbox, &[], SOON).expect("sent");
+        heard.send(()).expect("heard");
+    });
+    let predecessor = ask(&path).expect("answered").expect("somebody");
+    predecessor.waits().expect("it waits");
+    say.send(()).expect("heard");
+    hearing.recv_timeout(SOON).expect("it has refused");
+    let error = predecessor.waits().expect_err("it waits no longer");
+    assert!(matches!(&error, TakeoverError::Refused(why) if why == "too late"));
+    other.join().expect("ended");
+    // One that is gone is in nobody's way.
+    predecessor.waits().expect("it is gone");
 }

@@ -107,7 +107,8 @@ impl<M: Machine> Worker<M> {
     fn join(&mut self, id: u32, who: &Identity, limit: WaitsFor) -> Answer {
         let reason = waiting::reason_of(&limit);
         let policy = self.config.limits.waits.policy(&limit);
-        if !policy.waits() {
+        let waiting = u64::from(self.state.waiting.len());
+        if !policy.waits() || waiting >= self.state.waiting_room() {
             return Answer::Verdict(Err(reason));
         }
         let ticket = self.ticket(id);

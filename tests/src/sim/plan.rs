@@ -138,6 +138,7 @@ fn config(random: &mut Random) -> Config {
         let mut wait = || WaitPolicy {
             wait: random.delay(Duration::from_secs(4)),
             max_waiting: random.below(6) as u32,
+            promised: 0,
         };
         let waits = &mut config.limits.waits;
         waits.max_connections = wait();

@@ -76,6 +76,7 @@ fn startup(stage: &Stage) -> Result<()> {
 fn full_backlog() -> Result<(SocketAddr, Socket, Vec<Socket>)> {
     let address: SocketAddr = (Ipv4Addr::LOCALHOST, host::free_port()).into();
     let listener = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    listener.set_reuse_address(true)?;
     listener.bind(&address.into())?;
     listener.listen(0)?;
     let fillers: Result<Vec<_>, _> = (0..4).map(|_| connect_nonblocking(address)).collect();

@@ -14,6 +14,7 @@ use gate_tests::gate::{Gate, Plan};
 use gate_tests::host;
 use gate_tests::suite::{Stage, Suite};
 use gate_tests::wire::{self, Wire};
+use serde_json::Value;
 use socket2::SockRef;
 
 const SOON: Duration = Duration::from_secs(3);
@@ -24,6 +25,10 @@ pub fn register(suite: &mut Suite) {
         said_once,
     );
     suite.both("h1_without_descriptors_clients_are_told_53300", told);
+    suite.both(
+        "h1_every_limit_is_reached_at_once_within_the_descriptors",
+        all_at_once,
+    );
     suite.both(
         "h1_descriptors_taken_from_a_running_gate_are_no_backends_fault",
         taken_away,
@@ -127,6 +132,57 @@ fn told(stage: &Stage) -> Result<()> {
         Ok(gate.open("app", "prod").ok())
     })?;
     drop((session, inside));
+    gate.wait_empty(SOON)
+}
+
+/// As many silent clients, sessions and waiting clients as the limits allow that
+/// gate made of so few descriptors.
+fn all_at_once(stage: &Stage) -> Result<()> {
+    const WAITING: usize = 12;
+    let backend = FakeBackend::start(Script::Trusting)?;
+    let settings = format!(
+        "[limits]\nmax_connections = {{ max = \"auto\", wait = \"30s\", max_waiting = {WAITING} }}\n\
+         [workers]\ncount = 2\n[timeouts]\nstartup = \"60s\""
+    );
+    let mut plan = Plan::new(stage.plane, backend.address(), &settings);
+    plan.nofile = Some(256);
+    let gate = Gate::start_plan(plan)?;
+    let status =
+        || -> Result<Value> { Ok(serde_json::from_str(&gate.gatectl(&["status", "--json"])?)?) };
+    let began = status()?;
+    let number = |value: &Value| value.as_u64().context("a number").map(|it| it as usize);
+    let sessions_max = number(&began["process"]["lowered_to"])?;
+    let pending_max = number(&began["process"]["pending_lowered_to"])?;
+    ensure!(sessions_max >= 20 && pending_max >= 10, "{began}");
+    let silent: Vec<Wire> = (0..pending_max)
+        .map(|_| Ok(Wire::connect(gate.address())?))
+        .collect::<Result<_>>()?;
+    gate.wait_connections(SOON, "all are pending", |now| {
+        now.pending() == pending_max as i64
+    })?;
+    let mut inside = gate.open_all(sessions_max, "app", "prod")?;
+    let mut waiting = Vec::new();
+    for _ in 0..WAITING {
+        let mut wire = Wire::connect(gate.address())?;
+        wire.send(&wire::login("app", "prod"))?;
+        waiting.push(wire);
+    }
+    host::eventually_true(SOON, "all wait", || {
+        Ok(status()?["process"]["waiting"] == WAITING)
+    })?;
+    ensure!(gate.usage()?.fds <= 256, "{:?}", gate.usage()?);
+    let now = gate.connections()?;
+    assert_eq!(now.active(), sessions_max as i64);
+    // For each of two workers one made room for those who came after them.
+    ensure!(now.pending() >= pending_max as i64 - 2, "{now:?}");
+    assert_eq!(gate.logged("ran out"), 0, "{:?}", gate.log());
+    // Beyond all limits, and told so.
+    assert_eq!(gate.refused("app", "prod")?.code(), "53300");
+    assert_eq!(gate.metrics()?.sum("gate_accept_errors_total", &[]), 0.0);
+    for session in &mut inside {
+        assert_eq!(session.value("still")?, "still");
+    }
+    drop((silent, inside, waiting));
     gate.wait_empty(SOON)
 }
 

@@ -93,7 +93,8 @@ fn out_of_descriptors(stage: &Stage) -> Result<()> {
 }
 
 fn too_few_descriptors(stage: &Stage) -> Result<()> {
-    let settings = "[limits]\nmax_connections = 0";
+    // With a bound on those that are pending some of the storm would be evicted.
+    let settings = "[limits]\nmax_connections = 0\nmax_pending = 0";
     let mut plan = Plan::new(stage.plane, stage.postgres.address(), settings);
     plan.nofile = Some(256);
     let mut gate = Gate::start_plan(plan)?;
@@ -122,23 +123,38 @@ fn too_few_descriptors(stage: &Stage) -> Result<()> {
 }
 
 fn limits_over_descriptors(stage: &Stage) -> Result<()> {
-    let table = [
-        ("limits.max_connections", "[limits]\nmax_connections = 5000"),
-        ("limits.user.app", "[limits.user]\napp = 5000"),
+    let most = ["5000 sessions need 10000"];
+    // Each of them alone would fit.
+    let crowd = "[limits]\nmax_connections = 40\nmax_pending = 30\n\
+                 default_user = { max = 20, wait = \"1s\", max_waiting = 30 }";
+    let beside = [
+        "40 sessions need 80",
+        "30 pending clients (max_pending) 60",
+        "30 waiting clients (max_waiting) 60",
     ];
-    for (path, settings) in table {
+    let table: [(&str, &str, &[&str]); 4] = [
+        (
+            "limits.max_connections",
+            "[limits]\nmax_connections = 5000",
+            &most,
+        ),
+        ("limits.user.app", "[limits.user]\napp = 5000", &most),
+        (
+            "limits.max_pending",
+            "[limits]\nmax_pending = 5000",
+            &["5000 pending clients (max_pending) 10000"],
+        ),
+        ("limits.max_connections", crowd, &beside),
+    ];
+    for (path, settings, numbers) in table {
         let mut plan = Plan::new(stage.plane, stage.postgres.address(), settings);
         plan.nofile = Some(256);
         let mut gate = Gate::prepare(plan)?;
         let status = gate.launch_expecting_exit(&[])?;
         let said = gate.log().join("\n");
         assert_eq!(status.code(), Some(2), "{said}");
-        for part in [
-            path,
-            "5000 sessions need 10000",
-            "(hard) is 256",
-            "LimitNOFILE=",
-        ] {
+        let common = [path, "(hard) is 256", "LimitNOFILE="];
+        for part in common.iter().chain(numbers) {
             ensure!(said.contains(part), "{part}: {said}");
         }
         // Another host may have enough.
@@ -148,7 +164,7 @@ fn limits_over_descriptors(stage: &Stage) -> Result<()> {
     let mut plan = Plan::new(stage.plane, stage.postgres.address(), "");
     plan.nofile = Some(256);
     let gate = Gate::start_plan(plan)?;
-    for key in [&["max-connections"][..], &["user", "app"]] {
+    for key in [&["max-connections"][..], &["user", "app"], &["max-pending"]] {
         let set = [&["limits", "set"][..], key, &["5000"]].concat();
         let refused = gate.gatectl_output(&set)?;
         let said = gate_tests::clients::both_streams(&refused);

@@ -1,16 +1,21 @@
 //! A new gate takes over from the running one.
 
 use std::net::TcpListener;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use gate::kernel::{Choice, Group, Plane, PlaneOptions};
+use gate::ledger::Ledger;
+use gate::takeover::{self, Item};
 use gate_tests::arrivals::{Arrivals, Seen};
 use gate_tests::backend::{FakeBackend, Script};
 use gate_tests::gate::{Gate, Old, Plan};
 use gate_tests::host;
 use gate_tests::session::Session;
-use gate_tests::suite::{Plane, Stage, Suite};
+use gate_tests::suite::{self, Stage, Suite};
+use socket2::SockRef;
 
 use crate::spread::held;
 
@@ -28,6 +33,10 @@ pub fn register(suite: &mut Suite) {
     suite.kernel(
         "an_upgrade_that_fails_leaves_every_worker_its_share",
         steered,
+    );
+    suite.kernel(
+        "an_upgrade_that_dies_with_the_sockets_gives_them_back",
+        gives_back,
     );
     suite.both(
         "an_upgrade_that_is_killed_at_any_moment_loses_nobody",
@@ -101,8 +110,11 @@ fn counts(stage: &Stage) -> Result<()> {
     gate.gatectl(&["limits", "set", "user", "app", "5"])?;
     let mut sessions = gate.open_all(3, "app", "prod")?;
     let mut old = Vec::new();
+    let limit = gate.metrics()?.sum("gate_connection_limit", &[]);
+    ensure!(limit < 777.0 / 2.0, "by the descriptors: {limit}");
     for _ in 0..3 {
         old.push(gate.take_over(&[])?);
+        assert_eq!(gate.metrics()?.sum("gate_connection_limit", &[]), limit);
         let now = gate.connections()?;
         assert_eq!(now.active(), 3, "{now:?}");
         assert_eq!(
@@ -189,6 +201,57 @@ fn steered(stage: &Stage) -> Result<()> {
     Ok(())
 }
 
+/// This test is the heir, up to its word: it has two workers, steers, and is gone.
+fn gives_back(stage: &Stage) -> Result<()> {
+    let backend = FakeBackend::start(Script::Trusting)?;
+    let settings = "[workers]\ncount = 4\npin = \"none\"";
+    let mut plan = Plan::new(stage.plane, backend.address(), settings);
+    // Programs of this process are attached to its own cgroup.
+    plan.in_our_cgroup = true;
+    let gate = Gate::start_plan(plan)?;
+    let path = takeover::path(gate.control(), gate.instance());
+    let mut predecessor = takeover::ask(&path)?.context("nobody answers")?;
+    let address = gate.address();
+    let sockets = predecessor.take_all(&Item::Listener { address });
+    ensure!(sockets.len() == 4, "{} sockets", sockets.len());
+    for socket in &sockets {
+        SockRef::from(socket).set_keepalive(false)?;
+    }
+    let plane = Plane::start(&PlaneOptions {
+        instance: gate.instance().into(),
+        cgroup: None,
+    })?;
+    let listener = Ledger::kernel(plane.maps()).listener_index(&address.to_string())?;
+    let group = Group {
+        listener,
+        sockets: sockets[..2].iter().map(AsFd::as_fd).collect(),
+    };
+    plane.steer(&[group], Choice::LessLoaded)?;
+    let mut sessions = gate.open_all(20, "app", "prod")?;
+    let meanwhile = held(&gate)?;
+    ensure!(meanwhile[2..] == [0, 0], "not steered: {meanwhile:?}");
+    assert_eq!(gate.logged("as before"), 0);
+    drop((predecessor, plane));
+    host::eventually_true(SOON, "the old one steers again", || {
+        Ok(gate.logged("spread over the workers as before") == 1)
+    })?;
+    for socket in &sockets {
+        ensure!(SockRef::from(socket).keepalive()?, "set up otherwise");
+    }
+    drop(sockets);
+    sessions.extend(gate.open_all(80, "app", "prod")?);
+    let held = held(&gate)?;
+    // The two that were left out are brought up to the others.
+    ensure!(held.iter().all(|count| *count >= 20), "{held:?}");
+    // And a real one takes over afterwards.
+    let mut gate = gate;
+    let mut old = gate.take_over(&[])?;
+    gate.open("app", "prod")?.close()?;
+    drop(sessions);
+    assert_eq!(old.wait_exit(SOON)?.code(), Some(0));
+    Ok(())
+}
+
 fn killed(stage: &Stage) -> Result<()> {
     let backend = FakeBackend::start(Script::Trusting)?;
     let mut gate = gate(stage, &backend)?;
@@ -269,14 +332,14 @@ fn nobody(stage: &Stage) -> Result<()> {
 }
 
 fn to_memory(stage: &Stage) -> Result<()> {
-    refused(stage, Plane::Local, "counts in the kernel")
+    refused(stage, suite::Plane::Local, "counts in the kernel")
 }
 
 fn to_kernel(stage: &Stage) -> Result<()> {
-    refused(stage, Plane::Kernel, "no kernel plane")
+    refused(stage, suite::Plane::Kernel, "no kernel plane")
 }
 
-fn refused(stage: &Stage, plane: Plane, why: &str) -> Result<()> {
+fn refused(stage: &Stage, plane: suite::Plane, why: &str) -> Result<()> {
     let backend = FakeBackend::start(Script::Trusting)?;
     let gate = gate(stage, &backend)?;
     let mut plan = Plan::new(plane, backend.address(), "");

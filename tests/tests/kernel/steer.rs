@@ -2,6 +2,7 @@
 
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd as _;
+use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use gate::host::{accept_queue, prefer_incoming_cpu};
@@ -17,6 +18,10 @@ pub const TESTS: &[Test] = &[
     (
         "sockets_of_a_second_gate_get_its_program_and_its_loads",
         second_gate,
+    ),
+    (
+        "a_gate_that_stays_gets_its_sockets_back_with_its_loads",
+        stays,
     ),
     ("the_socket_of_the_packets_cpu_is_chosen", incoming_cpu),
 ];
@@ -152,7 +157,8 @@ fn second_gate() -> Result<()> {
     let after = waiting(&sockets)?;
     ensure!(after[0] == before[0], "{before:?}, then {after:?}");
     let came: Vec<u64> = after.iter().zip(&before).map(|(a, b)| a - b).collect();
-    ensure!(spread(&came[1..]) <= EVEN, "{came:?}");
+    // Half of the draws are of the full one and leave no choice.
+    ensure!(spread(&came[1..]) <= 3 * EVEN, "{came:?}");
     let old: u64 = old_loads.iter().map(|load| load.now()).sum();
     ensure!(old == 40, "the old program still counts: {old}");
     // And back to the kernel's choice.
@@ -165,6 +171,34 @@ fn second_gate() -> Result<()> {
         waiting(&sockets)?[0] > after[0],
         "the program still chooses"
     );
+    Ok(())
+}
+
+/// A second gate with fewer workers steers, and is gone.
+fn stays() -> Result<()> {
+    let first = start("stays")?;
+    let sockets = listen(&first, 0, V4, WORKERS)?;
+    let loads = first.steer(&[group(&sockets)], Choice::LessLoaded)?;
+    let loads = loads.expect("the program chooses");
+    let mut held = Held::default();
+    let mut clients = connect(sockets[0].address, 40)?;
+    held.accept(&sockets, &loads)?;
+    let second = start("stays")?;
+    second.steer(&[group(&sockets[..2])], Choice::LessLoaded)?;
+    drop(second);
+    clients.extend(connect(sockets[0].address, 40)?);
+    let meanwhile = waiting(&sockets)?;
+    ensure!(meanwhile[2..] == [0, 0], "not steered by the second");
+    held.accept(&sockets, &loads)?;
+    let again = first.steer(&[group(&sockets)], Choice::LessLoaded)?;
+    let again = again.expect("the program chooses");
+    ensure!(Arc::ptr_eq(&loads, &again), "other loads than the workers'");
+    // The two that got nobody meanwhile have the fewest.
+    clients.extend(connect(sockets[0].address, 120)?);
+    held.accept(&sockets, &loads)?;
+    let counts = held.counts();
+    // By loads that began anew the first two would stay 20 ahead.
+    ensure!(spread(&counts) <= 3 * EVEN, "{counts:?}");
     Ok(())
 }
 

@@ -36,9 +36,14 @@ pub fn text(status: &Status) -> String {
         ("limited now", limited(status)),
     ];
     if let Some(process) = &status.process {
-        if let Some(lowered) = process.lowered_to {
-            let note = format!("max_connections to {lowered}: RLIMIT_NOFILE allows no more");
-            lines.push(("lowered", note));
+        for (name, lowered_to) in [
+            ("max_connections", process.lowered_to),
+            ("max_pending", process.pending_lowered_to),
+        ] {
+            if let Some(lowered) = lowered_to {
+                let note = format!("{name} to {lowered}: RLIMIT_NOFILE allows no more");
+                lines.push(("lowered", note));
+            }
         }
         if let Some(waiting) = waiting(process) {
             lines.push(("waiting", waiting));

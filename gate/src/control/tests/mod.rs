@@ -111,6 +111,7 @@ impl Drop for Fixture {
 const LIMITS: &str = r#"
     [limits]
     max_connections = 5000
+    max_pending = 1000
     [limits.user]
     app = 3
     retired = "none"
@@ -253,7 +254,41 @@ fn a_change_that_cannot_be_says_why() {
             .iter()
             .all(|entry| entry.key != "user")
     );
-    gate.state.ledger.set_fd_cap(100);
+}
+
+#[test]
+fn a_limit_over_the_descriptors_is_not_set() {
+    let gate = Fixture::new(
+        "[limits]\nmax_connections = 20\nmax_pending = 10\n\
+         default_user = { max = 9, wait = \"1s\", max_waiting = 5 }",
+    );
+    let ledger = &gate.state.ledger;
+    let set = |key: &str, name: Option<&str>, value: u64| {
+        let value = value.to_string();
+        limits::set(ledger, &change(key, name, Some(&value)))
+    };
+    let assert_most = |key: &str, name: Option<&str>, most: u64, parts: &[&str]| {
+        let error = set(key, name, most + 1).expect_err(key).to_string();
+        let own = [
+            key.to_owned(),
+            format!(" {} ", most + 1),
+            format!("need {} of them", 2 * (most + 1)),
+            "has 100 ".to_owned(),
+            format!("to {most} or less"),
+            "NOFILE".to_owned(),
+        ];
+        let own = own.iter().map(String::as_str);
+        for part in own.chain(parts.iter().copied()) {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        set(key, name, most).expect("fits");
+    };
+    ledger.set_fd_cap(100);
+    // 50 connections: 10 pending, 5 waiting, and sessions.
+    let others = [
+        ", 10 pending clients (max_pending) 20",
+        ", 5 waiting clients (max_waiting) 10",
+    ];
     for (key, name) in [
         ("max-connections", None),
         ("default-user", None),
@@ -261,25 +296,20 @@ fn a_change_that_cannot_be_says_why() {
         ("user", Some("app")),
         ("database", Some("prod")),
     ] {
-        let over = limits::set(&gate.state.ledger, &change(key, name, Some("51")));
-        let error = over.expect_err("over the budget").to_string();
-        for part in [
-            key,
-            " 51 ",
-            "need 102 ",
-            "has 100 ",
-            "to 50 or less",
-            "NOFILE",
-        ] {
-            assert!(error.contains(part), "{part}: {error}");
-        }
-        limits::set(&gate.state.ledger, &change(key, name, Some("50"))).expect("fits");
+        assert_most(key, name, 35, &others);
     }
-    limits::set(
-        &gate.state.ledger,
-        &change("max-connections", None, Some("0")),
-    )
-    .expect("none");
+    set("max-connections", None, 21).expect("less");
+    let others = [
+        ", 21 sessions 42",
+        ", 5 waiting clients (max_waiting) 10, 2 each",
+    ];
+    assert_most("max-pending", None, 24, &others);
+    assert_most("user", Some("other"), 21, &[]);
+    // Without a limit on all the largest of the others counts.
+    set("max-connections", None, 0).expect("none");
+    assert_most("max-pending", None, 10, &[", 35 sessions 70"]);
+    set("max-pending", None, 0).expect("none");
+    assert_most("max-connections", None, 45, &[]);
 }
 
 #[test]
@@ -318,9 +348,9 @@ fn exported_limits_keep_their_waits_while_gate_runs() {
     let exported = limits::export(ledger, Some(&waits)).expect("exported");
     for line in [
         "max_connections = { max = 9, wait = \"1s\", max_waiting = 4 }",
-        "default_user = { max = 2, wait = \"5ms\", max_waiting = 16 }",
+        "default_user = { max = 2, wait = \"5ms\" }",
         "default_database = 0",
-        "app = { max = 5, wait = \"2s\", max_waiting = 16 }",
+        "app = { max = 5, wait = \"2s\" }",
         "plain = 4",
     ] {
         assert!(exported.contains(&format!("{line}\n")), "{exported}");
