@@ -51,7 +51,7 @@ pub struct Side<S> {
     /// Its poll.
     pub poll: PollState,
     /// All bits of [`ready`] seen so far that do not go away: the peer's end,
-    /// a hang-up, an error, an urgent byte.
+    /// a hang-up, an error.
     ended: u16,
     /// To be closed as soon as its poll has ended.
     pub retired: bool,
@@ -106,7 +106,7 @@ impl<S> Side<S> {
 
     /// Notes what a poll said.
     pub fn note(&mut self, bits: u32) {
-        const LASTING: u32 = ready::PEER_ENDED | ready::HANG_UP | ready::ERROR | ready::URGENT;
+        const LASTING: u32 = ready::PEER_ENDED | ready::HANG_UP | ready::ERROR;
         self.ended |= (bits & LASTING) as u16;
         if bits & (ready::READ | LASTING) != 0 {
             self.readable = true;
@@ -121,11 +121,6 @@ impl<S> Side<S> {
     /// Whether a poll said that the connection is over in both directions.
     pub fn is_broken(&self) -> bool {
         self.has(ready::HANG_UP | ready::ERROR)
-    }
-
-    /// Whether a poll told of an urgent byte. splice(2) gets no further than that.
-    pub fn has_urgent(&self) -> bool {
-        self.has(ready::URGENT)
     }
 
     /// Whether a poll said anything that lasts.

@@ -154,9 +154,6 @@ impl<M: Machine> Worker<M> {
             let Some(source) = source else {
                 return Turn::Waits;
             };
-            if flow.is_piped() && source.has_urgent() {
-                self.pipes.take_back(flow.give_pipe());
-            }
             if flow.is_piped() {
                 moves += 1;
                 let filled = flow.fill(&mut self.machine, source, PIPE_BYTES);
@@ -200,11 +197,10 @@ impl<M: Machine> Worker<M> {
             }
         }
         let connection = &mut self.connections[id as usize];
-        let (flow, source, sink) = connection.direction(direction);
+        let (flow, _, sink) = connection.direction(direction);
         let dropped = flow.drops;
         let passed = flow.pass(&mut self.machine, sink, bytes);
-        let splices = !watched && source.is_some_and(|source| !source.has_urgent());
-        if flow.wants_pipe(full && splices)
+        if flow.wants_pipe(full && !watched)
             && let Some(pipe) = self.pipes.take(&mut self.machine)
         {
             flow.take_pipe(pipe);

@@ -128,6 +128,9 @@ impl Driver {
             Input::ClientData(_) | Input::Evict => self.session.is_pending(),
             Input::ClientEnded | Input::ClientLost => self.held.client,
             Input::Connected | Input::ConnectFailed(_) | Input::AddressFailed(_) => dialling,
+            Input::CancelQueued => {
+                dialling && self.held.client && self.session.identity().is_none()
+            }
             Input::BackendData(_) => backend && self.session.watches_backend(),
             Input::BackendEnded | Input::BackendLost => backend && !self.drops_client,
             Input::DeadlinePassed => self.held.deadline.take_if(|at| *at <= self.now).is_some(),

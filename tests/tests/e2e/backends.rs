@@ -47,6 +47,10 @@ pub fn register(suite: &mut Suite) {
         cancel_past_hung_address,
     );
     suite.local("a_cancel_takes_no_address_for_up", cancel_is_no_check);
+    suite.both(
+        "strangers_cancels_for_a_hung_server_leave_room_for_others",
+        cancels_leave_room,
+    );
 }
 
 fn socket_of(postgres: &Postgres) -> PathBuf {
@@ -321,5 +325,34 @@ fn cancel_is_no_check(stage: &Stage) -> Result<()> {
         assert!(!is_up(&gate, &hung)?, "a cancel made it up");
     }
     gate.open("app", "prod")?.close()?;
+    Ok(())
+}
+
+/// Each holds two descriptors until the server answers, and this one never does.
+fn cancels_leave_room(stage: &Stage) -> Result<()> {
+    const CANCELS: usize = 300;
+    let hung = free_listener()?;
+    let settings = format!(
+        "[backend.alive]\naddress = \"{}\"\n[database.prod]\nbackend = \"alive\"\n\
+         [limits]\nmax_connections = 20\nmax_pending = 20",
+        stage.postgres.address()
+    );
+    let gate = Gate::start_plan(Plan {
+        nofile: Some(400),
+        ..Plan::new(stage.plane, hung.local_addr()?, &settings)
+    })?;
+    let mut strangers = Vec::new();
+    for number in 0..CANCELS {
+        let mut stranger = Wire::connect(gate.address())?;
+        stranger.send(&wire::cancel(number as u32, b"none"))?;
+        strangers.push(stranger);
+    }
+    for _ in 0..20 {
+        gate.open("app", "prod")?.close()?;
+    }
+    let queued = [("outcome", "queued")];
+    let count = gate.metrics()?.sum("gate_cancel_requests_total", &queued);
+    assert!(count > 0.0, "none was queued");
+    drop(strangers);
     Ok(())
 }

@@ -294,6 +294,15 @@ fn c1_a_cancel_request_needs_no_slot_even_over_the_ceiling() {
     assert_eq!(driver.counts(), [Count::Cancel(CancelOutcome::Forwarded)]);
 }
 
+#[test]
+fn a_cancel_request_that_gate_sends_in_turn_closes_its_client() {
+    let mut driver = Driver::new(None);
+    driver.feed(Input::ClientData(&cancel_packet()), Ok(()));
+    driver.feed(Input::CancelQueued, Ok(()));
+    assert!(driver.closed);
+    assert_eq!(driver.counts(), [Count::Cancel(CancelOutcome::Queued)]);
+}
+
 /// A session past ReadyForQuery, with deadlines of its own.
 fn established_with(deadlines: Deadlines) -> Session {
     let mut session = Session::new(deadlines, None);
