@@ -5,7 +5,8 @@
 //! | `mod.rs` | the loop: completions, work left over, deadlines, teardown |
 //! | `machine.rs` | what it needs of the machine: sockets, ring, pipes, clock |
 //! | `linux.rs` | the real machine |
-//! | `accept.rs` | new connections, eviction, running out of descriptors |
+//! | `accept.rs` | new connections, running out of descriptors |
+//! | `evict.rs` | eviction of those who have not spoken |
 //! | `actions.rs` | carries out what a session decides |
 //! | `admit.rs` | asks the ledger |
 //! | `dial.rs` | connects to backends |
@@ -21,6 +22,7 @@ mod actions;
 mod admit;
 mod connection;
 mod dial;
+mod evict;
 mod flow;
 mod inspect;
 mod linux;
@@ -262,7 +264,7 @@ impl<M: Machine> Worker<M> {
         while let Some(id) = self.timers.pop_expired(now) {
             self.expire(id, now);
         }
-        self.settle_newcomers(now - accept::NEW);
+        self.settle_newcomers(now - evict::NEW);
         if self.accept_retry.is_some_and(|at| at <= now) {
             self.arm_listeners()?;
         }
