@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 
-use crate::admission::Ticket;
+use crate::admission::{Ticket, WantedEvictions};
 use crate::backends::Backends;
 use crate::config::Config;
 use crate::host::{AcceptQueue, FdBudget, PIPES_MAX, Waker, accept_queue};
@@ -78,7 +78,7 @@ pub struct State {
     /// by the ledger.
     pub evicting: AtomicU64,
     /// Evictions that a worker had no victim for.
-    pub evictions_wanted: AtomicU64,
+    evictions_wanted: Mutex<WantedEvictions>,
     /// Descriptors that sessions of all workers hold.
     pub session_fds: AtomicU64,
     /// Descriptors that sessions may hold together.
@@ -121,7 +121,7 @@ impl State {
             waiting: Waiting::default(),
             inboxes,
             evicting: AtomicU64::new(0),
-            evictions_wanted: AtomicU64::new(0),
+            evictions_wanted: Mutex::default(),
             session_fds: AtomicU64::new(0),
             session_fds_max: u64::MAX,
             pipes_max: PIPES_MAX,
@@ -207,6 +207,13 @@ impl State {
     /// Gives back what [`State::take_fds`] took.
     pub fn give_fds(&self, count: u64) {
         self.session_fds.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    /// What workers want of each other.
+    pub fn evictions_wanted(&self) -> MutexGuard<'_, WantedEvictions> {
+        self.evictions_wanted
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends the wait of a client: admitted, out of time, or gone. Returns whether
