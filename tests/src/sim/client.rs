@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::control;
 use super::evictions::Silence;
 use super::oracle;
-use super::plan::{DATABASES, Plan, USERS};
+use super::plan::{DATABASES, Plan};
 use super::random::Random;
 use super::tcp::PEER;
 use super::turns::Turn;
@@ -105,7 +105,7 @@ impl Client {
     /// A client that has not come yet.
     pub fn new(number: usize, plan: &Plan, random: &mut Random) -> Self {
         let kind = random.pick(&KINDS);
-        let user = format!("u{}", random.below(USERS));
+        let user = format!("u{}", random.below(plan.users));
         let database = format!("d{}", random.below(DATABASES));
         let mut packets = Vec::new();
         if random.one_in(3) {

@@ -24,6 +24,8 @@ pub struct Plan {
     pub wake_late: Duration,
     /// Many clients want few slots.
     pub crowded: bool,
+    /// Users of this world.
+    pub users: usize,
     /// Clients in all.
     pub clients: usize,
     /// They come within this time.
@@ -63,8 +65,9 @@ pub struct Plan {
     pub config: Config,
 }
 
-/// Users of this world.
-pub const USERS: usize = 3;
+/// The longest that a client may wait for a slot in any world.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
 /// Databases of this world; the last lives on the second backend, which has three addresses.
 pub const DATABASES: usize = 3;
 
@@ -82,7 +85,12 @@ impl Plan {
             work_max: random.pick(&[100, 100, 2_000].map(Duration::from_micros)),
             wake_late: random.pick(&[0, 100, 2_000].map(Duration::from_micros)),
             crowded,
-            clients: random.up_to(if bulk { 3 } else { 14 }),
+            users: if crowded { random.up_to(3) } else { 3 },
+            clients: random.up_to(match (bulk, crowded) {
+                (true, _) => 3,
+                (_, true) => 20,
+                (_, false) => 14,
+            }),
             arrival: random.delay(Duration::from_secs(if crowded { 3 } else { 20 })),
             buffer_max: if bulk {
                 600_000
@@ -126,19 +134,21 @@ impl Plan {
         self.late + self.wake_late + 2 * self.work_max + Duration::from_millis(1)
     }
 
-    /// After so long without an event nothing can be waiting any more.
+    /// After so long without an event nothing can be waiting any more: whatever a
+    /// deadline ends is an event, but for a dial of the next address.
     pub fn rest(&self) -> Duration {
         let times = &self.config.timeouts;
         let all = [
             times.startup,
-            times.connect,
             times.auth,
             times.cancel,
             times.idle,
             times.half_close,
             times.abandoned,
+            WAIT_MAX,
         ];
-        all.into_iter().sum::<Duration>() + Duration::from_secs(5)
+        let longest = all.into_iter().max().unwrap_or_default();
+        longest + 3 * times.connect + Duration::from_secs(5)
     }
 }
 
@@ -203,7 +213,11 @@ pub fn limits(config: &mut Config, crowded: bool, random: &mut Random) {
     config.limits.waits = Waits::default();
     if crowded || random.one_in(2) {
         let mut wait = || WaitPolicy {
-            wait: random.delay(Duration::from_secs(if crowded { 30 } else { 4 })),
+            wait: random.delay(if crowded {
+                WAIT_MAX
+            } else {
+                Duration::from_secs(4)
+            }),
             max_waiting: random.below(if crowded { 20 } else { 6 }) as u32,
         };
         let waits = &mut config.limits.waits;

@@ -25,7 +25,10 @@ pub struct Turn {
     admitted: bool,
     /// The ledger has answered, and its worker does not know yet.
     asking: Option<Key>,
-    /// Its last answer took its time: a wake-up in that time found it asking.
+    /// How often its slots were asked for.
+    asks: u32,
+    /// Its last answer, as one who waits, took its time: a wake-up in that time
+    /// found it asking.
     asked_slowly: bool,
     /// Its turn has come, and there are slots for it, since then.
     free_since: Option<Duration>,
@@ -55,7 +58,8 @@ pub fn asked(world: &mut World, line: usize, key: Key, code: i32, in_flight: boo
     }
     let turn = &mut world.clients[number].turn;
     turn.admitted |= code == 0;
-    turn.asked_slowly = in_flight;
+    turn.asks += 1;
+    turn.asked_slowly = in_flight && turn.asks > 1;
     turn.asking = in_flight.then_some(key);
 }
 
