@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gate::config::Config;
-use gate::ledger::{Layer, LimitKey, LimitRow};
+use gate::ledger::{Layer, LimitKey};
 use gate::sessions::{Answer, Inquiry};
 use gate::state::{Phase, State};
 use gate_common::limit::Setting;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::client;
+use super::limits::{self, Key};
 use super::plan::{self, Plan};
 use super::world::{Happening, Role, World};
 
@@ -32,9 +33,6 @@ pub enum Control {
     List,
 }
 
-/// A limit: its kind (total, user, database, backend) and its name.
-pub type Key = (char, String);
-
 /// What it did so far.
 #[derive(Debug)]
 pub struct Done {
@@ -47,9 +45,9 @@ pub struct Done {
     /// No new sessions.
     pub drains: bool,
     /// Limits that `gatectl` set.
-    runtime: BTreeMap<Key, Setting>,
+    pub runtime: BTreeMap<Key, Setting>,
     /// Sessions that were admitted before their limit fell.
-    over: BTreeMap<Key, u64>,
+    pub over: BTreeMap<Key, u64>,
     /// Slots may have come free, or limits have changed.
     pub slots_changed: bool,
     /// When `gatectl` last set a limit.
@@ -78,66 +76,6 @@ impl Done {
             listings: Vec::new(),
         }
     }
-
-    /// How many sessions this limit allows now, those included that were there
-    /// before it fell.
-    pub fn allows(&self, key: &Key) -> u64 {
-        let over = self.over.get(key).copied().unwrap_or(0);
-        over.max(tokens(self.setting(key)))
-    }
-
-    fn setting(&self, (kind, name): &Key) -> Setting {
-        let limits = &self.config.limits;
-        let by_gatectl = self.runtime.get(&(*kind, name.clone()));
-        if let Some(setting) = by_gatectl.filter(|setting| **setting != Setting::Inherit) {
-            return *setting;
-        }
-        let (own, default) = match kind {
-            't' => (Some(limits.max_connections), Setting::Unlimited),
-            'u' => (
-                limits.user.get(name.as_bytes()).copied(),
-                limits.default_user,
-            ),
-            'd' => (
-                limits.database.get(name.as_bytes()).copied(),
-                limits.default_database,
-            ),
-            _ => {
-                let mut backends = self.config.backends.iter();
-                let backend = backends.find(|backend| backend.name == *name);
-                (
-                    backend.map(|backend| backend.max_connections),
-                    Setting::Unlimited,
-                )
-            }
-        };
-        own.unwrap_or(default)
-    }
-}
-
-fn tokens(setting: Setting) -> u64 {
-    match setting {
-        Setting::AtMost(most) => most,
-        Setting::None => 0,
-        _ => u64::MAX,
-    }
-}
-
-/// The ledger's limits on sessions.
-pub fn rows(state: &State) -> BTreeMap<Key, LimitRow> {
-    let rows = state.ledger.limits().expect("it lies in this process");
-    let text = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
-    let keyed = rows.into_iter().filter_map(|row| {
-        let key = match &row.key {
-            LimitKey::MaxConnections => ('t', String::new()),
-            LimitKey::User(name) => ('u', text(name)),
-            LimitKey::Database(name) => ('d', text(name)),
-            LimitKey::Backend(name) => ('b', text(name)),
-            _ => return None,
-        };
-        Some((key, row))
-    });
-    keyed.collect()
 }
 
 /// The control plane does something.
@@ -176,7 +114,7 @@ pub fn act(world: &mut World, what: Control) {
             state.ledger.apply_config(&config).expect("no new names");
             world.control.may_evict |= config.limits.max_pending != Setting::Unlimited;
             world.control.config = config.clone();
-            limits_fell(world, &state);
+            limits::limits_fell(world, &state);
             state.set_config(Arc::new(config));
         }
         Control::Set => set(world, &state),
@@ -215,32 +153,7 @@ fn set(world: &mut World, state: &State) {
     let key = (key.0, key.1.to_owned());
     world.control.runtime.insert(key, setting);
     world.control.set_at = Some(world.now);
-    limits_fell(world, state);
-}
-
-/// Whoever was admitted before a limit fell may stay.
-fn limits_fell(world: &mut World, state: &State) {
-    let control = &mut world.control;
-    control.over.clear();
-    for (key, row) in rows(state) {
-        if row.used > tokens(control.setting(&key)) {
-            control.over.insert(key, row.used);
-        }
-    }
-}
-
-/// Some of those that were admitted before a limit fell may have left.
-pub fn slots_came_free(world: &mut World, state: &State) {
-    let control = &mut world.control;
-    if !control.over.is_empty() {
-        let rows = rows(state);
-        for (key, over) in &mut control.over {
-            *over = (*over).min(rows.get(key).map_or(0, |row| row.used));
-        }
-        let mut over = std::mem::take(&mut control.over);
-        over.retain(|key, used| *used > tokens(control.setting(key)));
-        control.over = over;
-    }
+    limits::limits_fell(world, state);
 }
 
 /// The queue that a client comes to; `None` if the other gate serves it.

@@ -1,13 +1,9 @@
 //! The machine that a simulated worker runs on.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use gate::config::Backend;
@@ -16,9 +12,10 @@ use gate_common::abi::AdmitRequest;
 use gate_common::errno::AdmitErrno;
 
 use super::operations::{self, Posted, Report, Target};
+use super::sockets::{SimListener, SimPipe, SimSocket};
 use super::tcp::GATE;
 use super::world::World;
-use super::{backend, control, evictions, oracle, turns};
+use super::{backend, evictions, oracle, turns};
 
 /// The largest pipe of a simulated machine.
 pub const PIPE_BYTES_MAX: usize = gate::worker::PIPE_BYTES;
@@ -29,26 +26,6 @@ pub struct SimMachine {
     worker: usize,
     base: Instant,
     spare: bool,
-}
-
-/// One of the listening sockets.
-pub struct SimListener {
-    queue: usize,
-    world: Rc<RefCell<World>>,
-}
-
-/// gate's end of a connection.
-pub struct SimSocket {
-    line: usize,
-    world: Rc<RefCell<World>>,
-    reset: Cell<bool>,
-}
-
-/// A pipe.
-pub struct SimPipe {
-    bytes: RefCell<VecDeque<u8>>,
-    bytes_max: usize,
-    world: Rc<RefCell<World>>,
 }
 
 impl SimMachine {
@@ -105,59 +82,6 @@ impl Drop for SimMachine {
             world.spares -= usize::from(self.spare);
             world.rings[self.worker].gone = true;
         }
-    }
-}
-
-impl Drop for SimListener {
-    fn drop(&mut self) {
-        if !std::thread::panicking()
-            && let Ok(mut world) = self.world.try_borrow_mut()
-        {
-            control::listener_closed(&mut world, self.queue);
-        }
-    }
-}
-
-impl Drop for SimSocket {
-    fn drop(&mut self) {
-        if !std::thread::panicking()
-            && let Ok(mut world) = self.world.try_borrow_mut()
-        {
-            world.close(self.line, GATE, self.reset.get());
-        }
-    }
-}
-
-impl Drop for SimPipe {
-    fn drop(&mut self) {
-        if let Ok(mut world) = self.world.try_borrow_mut() {
-            world.fds -= 2;
-            world.pipes -= 1;
-        }
-    }
-}
-
-impl std::fmt::Debug for SimSocket {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.world.try_borrow() {
-            Ok(world) => write!(f, "{:?}", world.lines[self.line].role),
-            Err(_) => write!(f, "line {}", self.line),
-        }
-    }
-}
-
-impl std::fmt::Debug for SimPipe {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "SimPipe({})", self.bytes.borrow().len())
-    }
-}
-
-/// The ledger of a simulation lies in this process and looks at no descriptor.
-impl AsFd for SimSocket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        static ANY: OnceLock<File> = OnceLock::new();
-        ANY.get_or_init(|| File::open("/dev/null").expect("it is there"))
-            .as_fd()
     }
 }
 

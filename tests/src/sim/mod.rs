@@ -6,11 +6,12 @@
 //! | `world.rs` | time, the network, who is in it |
 //! | `tcp.rs` | a TCP connection as Linux shows it to its two ends |
 //! | `operations.rs` | operations in flight and their completions, as io_uring has them |
-//! | `machine.rs` | the machine that a worker runs on |
+//! | `machine.rs`, `sockets.rs` | the machine that a worker runs on, its sockets and pipes |
 //! | `crew.rs` | the workers, whose rounds come in any order |
 //! | `control.rs` | what the control plane and another gate do |
 //! | `client.rs`, `backend.rs` | who is at the other ends |
 //! | `oracle.rs` | what must be true of gate, whatever the world does to it |
+//! | `limits.rs` | what limits there are, and that they are kept |
 //! | `turns.rs` | who is to get a slot, over all workers |
 //! | `evictions.rs` | who may be evicted, and for whom |
 //!
@@ -23,11 +24,13 @@ mod client;
 mod control;
 mod crew;
 mod evictions;
+mod limits;
 mod machine;
 mod operations;
 mod oracle;
 mod plan;
 mod random;
+mod sockets;
 mod tcp;
 mod turns;
 mod world;

@@ -1,6 +1,5 @@
 //! What must be true of gate, whatever the world does to it.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -9,11 +8,11 @@ use gate::session::outcome::{CancelOutcome, CloseReason, Reason, StartupFailure}
 use gate::stats::Stats;
 use gate::worker::Holdings;
 
-use super::control;
 use super::machine::PIPE_BYTES_MAX;
 use super::operations::Operations;
 use super::tcp::{End, GATE, PEER};
 use super::world::{Line, Role, World};
+use super::{control, limits};
 
 /// What a worker may hold back of one direction: its buffer, or a pipe.
 const HELD_MAX: usize = if PIPE_BYTES_MAX > 64 * 1024 {
@@ -35,7 +34,7 @@ pub fn at_step(world: &mut World) {
         }
         holds_little(world, number, client);
     }
-    within_limits(world);
+    limits::within_limits(world);
     if let Some(told) = world.stopped {
         let latest = told + LINGER + world.plan.late * 4 + Duration::from_millis(200);
         assert!(world.now <= latest, "told to end at {told:?}");
@@ -54,37 +53,6 @@ fn holds_little(world: &World, number: usize, client: usize) {
     let down = near.read_total + world.clients[client].answers() - far.written_total;
     assert!(up <= HELD_MAX + 10_004, "client {client}: {up} bytes held");
     assert!(down <= HELD_MAX, "client {client}: {down} bytes held");
-}
-
-/// No limit is passed, as the backends see it.
-fn within_limits(world: &World) {
-    let mut used: BTreeMap<(char, &str), u64> = BTreeMap::new();
-    for backend in &world.backends {
-        let open = !world.lines[backend.line].tcp.ends[GATE].closed;
-        if let (true, Some(client)) = (open, backend.client) {
-            let client = &world.clients[client];
-            for key in [
-                ('t', ""),
-                ('u', client.user.as_str()),
-                ('d', client.database.as_str()),
-                ('b', backend.name.as_str()),
-            ] {
-                *used.entry(key).or_default() += 1;
-            }
-        }
-    }
-    for (key, used) in used {
-        let key = (key.0, key.1.to_owned());
-        let most = world.control.allows(&key);
-        assert!(used <= most, "{key:?}: {used} of {most}");
-    }
-    if let Some(state) = &world.state {
-        assert_eq!(
-            state.ledger.errors(),
-            0,
-            "the ledger counted what cannot be"
-        );
-    }
 }
 
 /// What the worker itself holds has a bound.

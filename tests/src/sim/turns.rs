@@ -10,7 +10,7 @@ use gate::worker::Key;
 use gate_common::errno::AdmitErrno;
 
 use super::client::Client;
-use super::control;
+use super::limits;
 use super::tcp::GATE;
 use super::world::{Role, World};
 
@@ -187,7 +187,7 @@ fn look_for_slots(world: &mut World) {
     let Some(state) = world.state.clone() else {
         return;
     };
-    control::slots_came_free(world, &state);
+    limits::slots_came_free(world, &state);
     let waits: Vec<usize> = (0..world.clients.len())
         .filter(|number| world.clients[*number].turn.waits_since.is_some())
         .collect();
@@ -197,7 +197,7 @@ fn look_for_slots(world: &mut World) {
         }
         return;
     }
-    let rows = control::rows(&state);
+    let rows = limits::rows(&state);
     for number in waits.iter().copied() {
         let client = &world.clients[number];
         let since = client.turn.waits_since;
