@@ -60,14 +60,17 @@ impl<M: Machine> Worker<M> {
         let worker = self.id as u16;
         // Before a victim is looked for: that reads from it.
         while self.state.evictions_wanted().is_wanted_of(worker) {
-            let Some(victim) = self.victim(None, now) else {
+            let victim = self.victim(None, now);
+            let too_many = self.too_many_pending();
+            let is_taken = {
+                let mut wanted = self.state.evictions_wanted();
+                wanted.forget(too_many);
+                // Others look for one at the same time.
+                victim.is_some() && wanted.take_up(worker)
+            };
+            let Some(victim) = victim.filter(|_| is_taken) else {
                 return;
             };
-            let too_many = self.too_many_pending();
-            // Others look for one at the same time.
-            if !self.state.evictions_wanted().take_up(worker, too_many) {
-                return;
-            }
             self.evict(victim, now);
         }
     }

@@ -12,6 +12,7 @@ use gate_common::limit::Setting;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::client;
+use super::evictions;
 use super::limits::{self, Key};
 use super::plan::{self, Plan};
 use super::world::{Happening, Role, World};
@@ -115,6 +116,7 @@ pub fn act(world: &mut World, what: Control) {
             world.control.may_evict |= config.limits.max_pending != Setting::Unlimited;
             world.control.config = config.clone();
             limits::limits_fell(world, &state);
+            evictions::limit_changed(world);
             state.set_config(Arc::new(config));
         }
         Control::Set => set(world, &state),

@@ -25,6 +25,8 @@ pub struct Silence {
 pub struct Evictions {
     /// What each worker wants of the others, at most.
     most: Vec<u64>,
+    /// What each wanted so far, at most.
+    asked: Vec<u64>,
     /// What all want of each other, at most.
     most_in_all: u64,
     /// What each worker wants of the others, at least.
@@ -43,6 +45,7 @@ impl Evictions {
     pub fn new(workers: usize) -> Self {
         Self {
             most: vec![0; workers],
+            asked: vec![0; workers],
             most_in_all: 0,
             least: vec![0; workers],
             over_since: None,
@@ -50,6 +53,13 @@ impl Evictions {
             evicting: 0,
         }
     }
+}
+
+/// Fewer may be pending than before: what had come to nothing may be wanted again.
+pub fn limit_changed(world: &mut World) {
+    let all = &mut world.evictions;
+    all.most.clone_from(&all.asked);
+    all.most_in_all = all.asked.iter().sum();
 }
 
 /// A worker got this connection.
@@ -167,6 +177,7 @@ pub fn after_round(world: &mut World, worker: usize) {
         all.over_since = None;
     }
     if over > 0 {
+        all.asked[worker] += newcomers;
         all.most[worker] += newcomers;
         all.most_in_all += newcomers;
         all.least[worker] += newcomers.saturating_sub(evicted);
