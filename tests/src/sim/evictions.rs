@@ -177,9 +177,10 @@ pub fn after_round(world: &mut World, worker: usize) {
         all.over_since = None;
     }
     if over > 0 {
-        all.asked[worker] += newcomers;
-        all.most[worker] += newcomers;
-        all.most_in_all += newcomers;
+        // Also for one that left in this very round.
+        all.asked[worker] += accepted;
+        all.most[worker] += accepted;
+        all.most_in_all += accepted;
         all.least[worker] += newcomers.saturating_sub(evicted);
         all.over_since.get_or_insert(world.now);
     }

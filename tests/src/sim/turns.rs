@@ -106,20 +106,26 @@ fn first_come_first_served(world: &World, number: usize) {
     }
 }
 
-/// Whether it was heard and not answered, as far as its worker can know.
+/// Whether it was heard and not answered, and is there.
 fn waits(world: &World, client: &Client) -> bool {
+    let is_there = client.line.is_some_and(|line| {
+        let near = &world.lines[line].tcp.ends[GATE];
+        !near.dead && !near.fin_received
+    });
+    is_there && client.turn.asking.is_none() && !client.turn.admitted && is_undecided(world, client)
+}
+
+/// Whether it was heard and not answered, as far as its worker can know.
+fn is_undecided(world: &World, client: &Client) -> bool {
     let Some(line) = client.line.filter(|_| client.asks()) else {
         return false;
     };
     let near = &world.lines[line].tcp.ends[GATE];
-    client.turn.asking.is_none()
-        && !client.turn.admitted
+    (!client.turn.admitted || client.turn.asking.is_some())
         && near.read_total >= client.head()
         && near.written_total <= client.answers()
         && near.fin_sent.is_none()
         && !near.closed
-        && !near.dead
-        && !near.fin_received
 }
 
 /// A worker has done what there was to do.
@@ -201,10 +207,14 @@ fn look_for_slots(world: &mut World) {
     for number in waits.iter().copied() {
         let client = &world.clients[number];
         let since = client.turn.waits_since;
-        // Of two that came at the same time either may be the first.
-        let is_first = waits.iter().all(|other| {
-            let other = &world.clients[*other];
-            other.number == number || other.user != client.user || other.turn.waits_since > since
+        // Of two that came at the same time either may be the first, and so may
+        // one whose answer is under way, or who left without its worker knowing.
+        let is_first = world.clients.iter().all(|other| {
+            let waits = other.turn.waits_since;
+            other.number == number
+                || other.user != client.user
+                || !is_undecided(world, other)
+                || waits.is_some_and(|waits| Some(waits) > since)
         });
         let backend = if client.database == "d2" {
             "other"
