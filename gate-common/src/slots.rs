@@ -83,14 +83,30 @@ pub const fn unused(generation: u32) -> u64 {
 /// nothing is held then.
 #[inline(always)]
 pub fn admit<B: Book>(book: &B, asked: &[SlotRef; 4]) -> Result<(), Denial> {
-    for kind in SlotKind::ALL {
-        look(book, kind, asked[kind as usize])?;
-    }
+    look(book, asked)?;
     for (done, kind) in TAKING_ORDER.into_iter().enumerate() {
         if let Err(denial) = take(book, kind, asked[kind as usize]) {
             undo(book, asked, done);
             return Err(denial);
         }
+    }
+    Ok(())
+}
+
+/// Looks whether every slot that is asked for is free, and takes none.
+///
+/// # Errors
+/// The first denial, in the order of [`SlotKind::ALL`].
+#[inline(always)]
+pub fn look<B: Book>(book: &B, asked: &[SlotRef; 4]) -> Result<(), Denial> {
+    for kind in SlotKind::ALL {
+        let SlotRef { index, generation } = asked[kind as usize];
+        if asked[kind as usize] == SlotRef::ABSENT {
+            continue;
+        }
+        let word = book.slot(index).ok_or(Denial::Unknown)?;
+        let limit = book.resolve(kind, index).ok_or(Denial::Unknown)?;
+        check(word.load(), kind, generation, limit)?;
     }
     Ok(())
 }
@@ -114,16 +130,6 @@ pub fn claim<W: Word>(word: &W) -> Option<u32> {
 /// Frees a slot that its owner does not use. Returns whether it did.
 pub fn recycle<W: Word>(word: &W, generation: u32) -> bool {
     word.exchange(unused(generation), unused(generation.wrapping_add(1)))
-}
-
-#[inline(always)]
-fn look<B: Book>(book: &B, kind: SlotKind, asked: SlotRef) -> Result<(), Denial> {
-    if asked == SlotRef::ABSENT {
-        return Ok(());
-    }
-    let word = book.slot(asked.index).ok_or(Denial::Unknown)?;
-    let limit = book.resolve(kind, asked.index).ok_or(Denial::Unknown)?;
-    check(word.load(), kind, asked.generation, limit)
 }
 
 #[inline(always)]

@@ -35,6 +35,18 @@ pub fn fit(config: &Config, budget: &FdBudget) -> Result<Config, ConfigError> {
     Ok(fitted)
 }
 
+/// `max_pending`, if so many silent connections would use up the descriptors: then
+/// newcomers are refused, and nobody is evicted for them.
+#[must_use]
+pub fn pending_beyond(config: &Config, budget: &FdBudget) -> Option<u64> {
+    let pending = match config.limits.max_pending {
+        Setting::AtMost(number) => number,
+        // 0 in the file: without a bound on purpose.
+        Setting::Unlimited | Setting::None | Setting::Auto | Setting::Inherit => return None,
+    };
+    (pending >= budget.sessions_max()).then_some(pending)
+}
+
 /// Every limit on sessions, by its path in the file.
 fn written(config: &Config) -> Vec<(String, Setting)> {
     let limits = &config.limits;
@@ -145,6 +157,18 @@ mod tests {
             }
             fitted(&toml.replace("101", "100")).expect("100 fit");
         }
+    }
+
+    #[test]
+    fn silent_connections_that_use_up_the_descriptors_are_told_of() {
+        let pending = |toml: &str| {
+            let config = Config::from_toml(toml).expect(toml);
+            pending_beyond(&config, &BUDGET)
+        };
+        assert_eq!(pending(""), Some(1000));
+        assert_eq!(pending("[limits]\nmax_pending = 100"), Some(100));
+        assert_eq!(pending("[limits]\nmax_pending = 99"), None);
+        assert_eq!(pending("[limits]\nmax_pending = 0"), None);
     }
 
     #[test]

@@ -184,13 +184,35 @@ fn probe_bind(address: SocketAddr) -> Result<(), RunError> {
                 std::thread::sleep(Duration::from_millis(20));
             }
             Err(error) => {
-                return Err(anyhow::anyhow!(
-                    "{address} cannot be listened on: {error}; stop the program that has it \
-                     (ss -ltnp), or choose another address with --listen"
-                )
-                .into());
+                let kind = error.kind();
+                let cure = bind_cure(address, kind);
+                let text = format!("{address} cannot be listened on: {error}; {cure}");
+                return Err(match kind {
+                    io::ErrorKind::PermissionDenied => RunError::Host(text),
+                    _ => anyhow::anyhow!(text).into(),
+                });
             }
         }
+    }
+}
+
+/// TIME_WAIT counts too, and `ss` shows it with -a only: a port in the range of
+/// outgoing connections can be one's own side of such a connection.
+fn bind_cure(address: SocketAddr, kind: io::ErrorKind) -> String {
+    match kind {
+        io::ErrorKind::AddrInUse => format!(
+            "`ss -tanp sport = :{0}` shows who has it: stop that program, or choose another port; if \
+             those are outgoing connections, put {0} into net.ipv4.ip_local_reserved_ports",
+            address.port()
+        ),
+        io::ErrorKind::AddrNotAvailable => {
+            "it is no address of this host (`ip address` lists them): choose one of those"
+                .to_owned()
+        }
+        io::ErrorKind::PermissionDenied => "run as root or with CAP_NET_BIND_SERVICE, or choose a \
+             port from net.ipv4.ip_unprivileged_port_start on"
+            .to_owned(),
+        _ => "choose another address".to_owned(),
     }
 }
 
@@ -218,4 +240,26 @@ fn new_socket(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), kind, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cure(address: &str) -> String {
+        let address = address.parse().expect("an address");
+        probe_bind(address).expect_err("bound").to_string()
+    }
+
+    #[test]
+    fn an_address_that_cannot_be_had_is_refused_with_its_own_cure() {
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
+        let address = taken.local_addr().expect("bound").to_string();
+        let port = address.replace("127.0.0.1", "sport = ");
+        let error = cure(&address);
+        assert!(error.contains(&port), "{error}");
+        // TEST-NET-1 of RFC 5737: nobody's.
+        let error = cure("192.0.2.1:6432");
+        assert!(error.contains("no address of this host"), "{error}");
+    }
 }

@@ -68,7 +68,11 @@ impl From<PlacementError> for RunError {
 
 impl From<InstanceLockError> for RunError {
     fn from(error: InstanceLockError) -> Self {
-        Self::Failed(error.into())
+        if error.is_host() {
+            Self::Host(error.to_string())
+        } else {
+            Self::Failed(error.into())
+        }
     }
 }
 
@@ -324,6 +328,15 @@ fn fit(config: &Config, fds: &FdBudget) -> Result<Config, ConfigError> {
              RLIMIT_NOFILE (LimitNOFILE=), or set it"
         );
     }
+    if let Some(max_pending) = budget::pending_beyond(&fitted, fds) {
+        tracing::warn!(
+            max_pending,
+            sessions_max = fds.sessions_max(),
+            "so many silent connections use up the descriptors: newcomers are refused before one of \
+             them is closed; set max_pending below half of sessions_max, or raise RLIMIT_NOFILE \
+             (LimitNOFILE=)"
+        );
+    }
     Ok(fitted)
 }
 
@@ -355,7 +368,13 @@ fn spawn_worker(
         if let Some(cpu) = cpu {
             match host::pin_to_cpu(cpu) {
                 Ok(()) => state.stats[id].pinned(cpu),
-                Err(error) => tracing::warn!(%error, worker = id, cpu, "not pinned"),
+                Err(error) => tracing::warn!(
+                    %error,
+                    worker = id,
+                    cpu,
+                    "not pinned, runs on any CPU: there is no such CPU, or gate may not run there; \
+                     correct workers.pin, or CPUAffinity=, AllowedCPUs= or taskset"
+                ),
             }
         }
         // A gate with a worker less would look well and lose a part of its

@@ -43,6 +43,7 @@ pub fn succeed(
     let directory = config.control.parent().unwrap_or(Path::new("/"));
     match InstanceLock::take(directory, &config.instance) {
         Err(InstanceLockError::Held { holder, .. }) if start == Start::TakeOver => {
+            let holder = holder.unwrap_or_else(|| "unknown".to_owned());
             Err(TakeoverError::Unaware { holder, path }.into())
         }
         lock => {

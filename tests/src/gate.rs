@@ -25,7 +25,8 @@ const START_LIMIT: Duration = Duration::from_secs(15);
 pub struct Plan {
     /// Value of `--kernel`.
     pub kernel: String,
-    /// Where the default backend listens: an address or a directory.
+    /// Where the default backend listens: an address or a directory, or several
+    /// with commas between them.
     pub backend: String,
     /// More of the configuration: `[limits]`, `[timeouts]`, `[database.x]`.
     pub settings: String,
@@ -316,10 +317,10 @@ impl Gate {
 
     fn write_configuration(&self) -> Result<()> {
         let text = format!(
-            "instance = \"{}\"\n[[listener]]\naddress = \"{}\"\n[backend.default]\naddress = \"{}\"\n{}\n",
+            "instance = \"{}\"\n[[listener]]\naddress = \"{}\"\n[backend.default]\naddresses = [\"{}\"]\n{}\n",
             self.instance,
             self.address(),
-            self.plan.backend,
+            self.plan.backend.replace(", ", "\", \""),
             self.plan.settings
         );
         fs::write(self.configuration(), text)?;

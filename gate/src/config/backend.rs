@@ -4,12 +4,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gate_common::limit::Setting;
 
+use super::resolve::resolve;
 use super::settings::{BackendSettings, ListenerSettings};
 use super::validate::{UNIX_PATH_MAX, invalid, plain};
 use super::value::DurationValue;
@@ -175,7 +176,11 @@ fn address(setting: &str, text: &str) -> Result<Address, ConfigError> {
     if text.starts_with('/') {
         return unix_socket(setting, text).map(Address::Unix);
     }
-    let address = resolve(setting, text)?;
+    let address = resolve(
+        setting,
+        text,
+        "use host:port or [v6]:port, or the path of a unix socket, which begins with `/`",
+    )?;
     if address.port() == 0 || address.ip().is_unspecified() {
         let cause = format!("nobody can connect to `{text}`");
         return Err(invalid(setting, cause, "name the server's host and port"));
@@ -367,29 +372,5 @@ pub(super) fn check_loops(
             "choose another port, or \"off\"",
         )),
         None => Ok(()),
-    }
-}
-
-/// The first address of TCP that a text stands for.
-pub(super) fn resolve(setting: &str, text: &str) -> Result<SocketAddr, ConfigError> {
-    if text.starts_with('/') {
-        return Err(invalid(
-            setting,
-            format!("`{text}`: a unix socket is possible for a backend only"),
-            "use host:port",
-        ));
-    }
-    let unresolved = |cause: String| {
-        invalid(
-            setting,
-            cause,
-            "use host:port or [v6]:port, with a name that resolves here",
-        )
-    };
-    match text.to_socket_addrs() {
-        Ok(mut addresses) => addresses
-            .next()
-            .ok_or_else(|| unresolved(format!("`{text}` has no address"))),
-        Err(error) => Err(unresolved(format!("`{text}` is no address: {error}"))),
     }
 }

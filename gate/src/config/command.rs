@@ -25,7 +25,12 @@ pub struct Flags {
     #[arg(long, value_name = "ADDR", env = "GATE_BACKEND")]
     pub backend: Option<String>,
     /// Worker threads: a number, or `auto` for one per CPU [default: auto]
-    #[arg(long, value_name = "N|auto", env = "GATE_WORKERS")]
+    #[arg(
+        long,
+        value_name = "N|auto",
+        env = "GATE_WORKERS",
+        allow_negative_numbers = true
+    )]
     pub workers: Option<CountValue>,
     /// Name of this instance: 1 to 32 of a-z, 0-9, `_`, `-` [default: default]
     #[arg(long, value_name = "NAME", env = "GATE_INSTANCE")]
@@ -124,9 +129,11 @@ impl Flags {
     /// its own settings.
     fn listeners_over(&self, file: &[ListenerSettings]) -> Vec<ListenerSettings> {
         let listener = |address: &String| {
-            let known = file.iter().find(|listener| listener.address == *address);
+            // A list in the environment may have blanks after its commas.
+            let address = address.trim();
+            let known = file.iter().find(|listener| listener.address == address);
             known.cloned().unwrap_or_else(|| ListenerSettings {
-                address: address.clone(),
+                address: address.to_owned(),
                 ..ListenerSettings::default()
             })
         };

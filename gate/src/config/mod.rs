@@ -5,6 +5,8 @@
 //! | [`backend`] | where PostgreSQL is, and how sockets are set up |
 //! | [`command`] | flags and environment, and where the configuration came from |
 //! | [`settings`] | the settings as written: one struct per TOML table, documented for its reader |
+//! | `resolve` | addresses of TCP, from text |
+//! | [`shape`] | the tables and lists around them, and what an error says of another shape |
 //! | [`value`] | single values: limits, durations, pinning |
 //! | [`session_limit`] | limits on sessions, with the wait for a place |
 //! | [`render`] | settings as TOML with their documentation |
@@ -16,8 +18,10 @@ pub mod backend;
 pub mod command;
 pub mod name;
 pub mod render;
+mod resolve;
 pub mod session_limit;
 pub mod settings;
+pub mod shape;
 mod validate;
 pub mod value;
 
@@ -32,6 +36,7 @@ use crate::admission::WaitsFor;
 pub use backend::{ADDRESSES_MAX, Address, Backend, Keepalive, TcpOptions};
 pub use command::{ConfigSource, Flags};
 pub use session_limit::WaitPolicy;
+pub use settings::DEFAULT_INSTANCE;
 pub use validate::{check_instance, control_path};
 pub use value::{KernelMode, LogFormat};
 
@@ -195,7 +200,7 @@ pub enum ConfigError {
         error: std::io::Error,
     },
     /// The text is no configuration; the error shows the line.
-    #[error("{origin}: {error}")]
+    #[error("{origin}: {}", error.to_string().trim_end())]
     Parse {
         /// The file, or what stands for it.
         origin: String,

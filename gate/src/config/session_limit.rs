@@ -125,8 +125,18 @@ impl<'de> Visitor<'de> for SessionLimitVisitor {
                 DurationValue(WAIT_MAX)
             )));
         }
+        let Some(max) = table.max else {
+            return Err(A::Error::custom(
+                "a wait is for a limit, which is missing: { max = 50, wait = \"200ms\" }",
+            ));
+        };
+        if wait.0.is_zero() && table.max_waiting.is_some() {
+            return Err(A::Error::custom(
+                "max_waiting without a wait lets nobody wait: add wait = \"200ms\", or leave it out",
+            ));
+        }
         Ok(SessionLimit {
-            max: table.max,
+            max,
             wait,
             max_waiting: table.max_waiting,
         })
@@ -136,7 +146,7 @@ impl<'de> Visitor<'de> for SessionLimitVisitor {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SessionLimitTable {
-    max: LimitValue,
+    max: Option<LimitValue>,
     wait: Option<DurationValue>,
     max_waiting: Option<u32>,
 }
@@ -191,6 +201,7 @@ mod tests {
             ("{ max = 5, wait = 3 }", "its unit"),
             ("{ max = 5, waits = \"1s\" }", "waits"),
             ("{ max = 5, max_waiting = -1 }", "u32"),
+            ("{ max = 5, max_waiting = 3 }", "add wait"),
         ];
         for (value, complaint) in table {
             let error = read(value).expect_err(value);

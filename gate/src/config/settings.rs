@@ -14,24 +14,30 @@ use serde::Deserialize;
 
 use super::render::{Render, Table, Text};
 use super::session_limit::SessionLimit;
+use super::shape;
 use super::value::{
     AdminValue, CountValue, DurationValue, KernelMode, LimitValue, LogFormat, PinValue,
 };
 
 /// Declares a table of settings: its struct, its defaults, and how it is
-/// printed with its documentation. `example` shows a setting that is absent.
+/// printed with its documentation. `example` shows a setting that is absent,
+/// `expected` is what an error calls the table, `read` a function of
+/// [`super::shape`] that says better than serde what was to be written.
 macro_rules! settings {
     (
         $(#[doc = $about:literal])+
-        pub struct $name:ident {
-            $( $(#[doc = $doc:literal])+ $field:ident: $type:ty = $default:expr $(, example $example:literal)?; )*
+        pub struct $name:ident $(, expected $expected:literal)? {
+            $(
+                $(#[doc = $doc:literal])+ $field:ident: $type:ty = $default:expr
+                    $(, example $example:literal)? $(, read $read:literal)?;
+            )*
         }
     ) => {
         $(#[doc = $about])+
         #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-        #[serde(deny_unknown_fields, default)]
+        #[serde(deny_unknown_fields, default $(, expecting = $expected)?)]
         pub struct $name {
-            $( $(#[doc = $doc])+ pub $field: $type, )*
+            $( $(#[doc = $doc])+ $(#[serde(deserialize_with = $read)])? pub $field: $type, )*
         }
 
         impl Default for $name {
@@ -53,6 +59,9 @@ macro_rules! settings {
     };
 }
 
+/// The instance of whoever names none.
+pub const DEFAULT_INSTANCE: &str = "default";
+
 settings! {
     /// Configuration of gate. Every setting is shown with the value in force; one
     /// that is not set is shown as a comment.
@@ -63,11 +72,13 @@ settings! {
     pub struct Settings {
         /// Name of this instance: 1 to 32 of a-z, 0-9, `-` and `_`. It is part of
         /// the paths of the control socket and of the pinned maps.
-        instance: String = "default".to_owned();
+        instance: String = DEFAULT_INSTANCE.to_owned();
         /// The kernel plane: "auto" (if the host allows it, else gate says why not
         /// and counts by itself), "required" (else gate does not start), "off".
         kernel: KernelMode = KernelMode::Auto;
-        /// Where `gatectl` reaches this instance: a unix socket with mode 0600.
+        /// Where `gatectl` reaches this instance: a unix socket with mode 0600. The
+        /// lock of the instance and the socket of `--takeover` lie beside it. Tell
+        /// gatectl of another path than this one, by --control or GATE_CONTROL.
         control: Option<PathBuf> = None, example "\"/run/gate/default/control.sock\"";
         /// Where /metrics, /healthz, /readyz and /connections are served, or "off".
         /// Whoever reaches it reads the names of users and databases.
@@ -76,13 +87,15 @@ settings! {
         /// says which ones.
         log_format: LogFormat = LogFormat::Text;
         /// Where clients connect. Several are allowed.
-        listener: Vec<ListenerSettings> = vec![ListenerSettings::default()];
+        listener: Vec<ListenerSettings> = vec![ListenerSettings::default()],
+            read "shape::listeners";
         /// Where sessions go. `default` is the backend of each database that has no
         /// place of its own below.
-        backend: BTreeMap<String, BackendSettings> = default_backend("127.0.0.1:5432");
+        backend: BTreeMap<String, BackendSettings> = default_backend("127.0.0.1:5432"),
+            read "shape::backends";
         /// Where a database lives, if not at the default backend.
         database: BTreeMap<String, DatabaseSettings> = BTreeMap::new(),
-            example "[database.prod]\nbackend = \"default\"";
+            example "[database.prod]\nbackend = \"default\"", read "shape::databases";
         /// How many may be connected. 0 is unlimited, "none" is nobody. A limit that
         /// `gatectl limits set` changed wins over this file until it is unset.
         limits: LimitSettings = LimitSettings::default();
@@ -95,7 +108,7 @@ settings! {
 
 settings! {
     /// One address where clients connect.
-    pub struct ListenerSettings {
+    pub struct ListenerSettings, expected "a table of its own: [[listener]]" {
         /// `host:port` or `[v6]:port`.
         address: String = "127.0.0.1:6432".to_owned();
         /// Sockets at this listener alone, in place of `limits.ceiling`.
@@ -119,14 +132,15 @@ settings! {
 
 settings! {
     /// One PostgreSQL server.
-    pub struct BackendSettings {
+    pub struct BackendSettings, expected "a table of its own, such as [backend.default]" {
         /// `host:port` or `[v6]:port`; a host name is resolved when gate starts. Or a
         /// unix socket: its path, or its directory for `.s.PGSQL.5432` in it.
-        address: Option<String> = None, example "\"127.0.0.1:5432\"";
+        address: Option<String> = None, example "\"127.0.0.1:5432\"",
+            read "shape::one_address";
         /// Several in place of one, 16 at most: each session goes to the first one
         /// that is up and answers.
         addresses: Option<Vec<String>> = None,
-            example "[\"10.0.0.1:5432\", \"10.0.0.2:5432\"]";
+            example "[\"10.0.0.1:5432\", \"10.0.0.2:5432\"]", read "shape::several_addresses";
         /// How often several addresses, or one that failed, are checked; "0s" = never:
         /// each session tries them in their order.
         check: DurationValue = seconds(2);
@@ -151,7 +165,7 @@ settings! {
 
 settings! {
     /// The place of one database.
-    pub struct DatabaseSettings {
+    pub struct DatabaseSettings, expected "a table of its own, such as [database.prod]" {
         /// Name of a backend above.
         backend: String = "default".to_owned();
     }
@@ -176,7 +190,8 @@ settings! {
         /// Sockets of each listener, counted exactly in the kernel. Whoever comes
         /// above it is answered 53300 after the startup packet. "auto" is
         /// max_connections + max_pending + max(64, max_connections / 64), at most
-        /// what the file descriptors allow.
+        /// what the file descriptors allow. Without the kernel plane it is not
+        /// enforced; one below max_connections refuses before that does.
         ceiling: LimitValue = LimitValue(Setting::Auto);
         /// While so many sockets are over the ceiling, new ones are reset at once.
         /// "auto" is max(64, ceiling / 16).
@@ -200,15 +215,18 @@ settings! {
 settings! {
     /// How long gate waits.
     pub struct TimeoutSettings {
-        /// From accept to a valid startup packet.
+        /// From accept to a valid startup packet; then the client is closed.
         startup: DurationValue = seconds(15);
-        /// For the backend to accept a connection.
+        /// For the backend to accept a connection, anew for each of its addresses;
+        /// then the client is told 57P03.
         connect: DurationValue = seconds(5);
-        /// From there to the end of authentication.
+        /// From there to the end of authentication, the client's own time for its
+        /// password included; then the session is closed.
         auth: DurationValue = seconds(60);
         /// For a CancelRequest to be passed on.
         cancel: DurationValue = seconds(10);
-        /// For a session without a byte in either direction; "0s" = never.
+        /// For a session without a byte in either direction, in a transaction or
+        /// not; then it is closed without a message. "0s" = never.
         idle: DurationValue = seconds(0);
         /// For a session whose client has ended its side, without a byte in either
         /// direction; "0s" = never.
@@ -227,9 +245,10 @@ settings! {
         /// How many: "auto" is one for each CPU that gate may run on, or for each
         /// one that `pin` names.
         count: CountValue = CountValue::Auto;
-        /// Where they run: "none" (anywhere), "cpus" (one CPU each), a list of CPUs
-        /// such as [0, 2], or "nic:eth0": one on each CPU that handles a receive
-        /// queue of that device, for the connections whose packets come in there.
+        /// Where they run: "none" (anywhere), "cpus" (one CPU each, round and round
+        /// if there are more workers), a list of CPUs such as [0, 2], or
+        /// "nic:eth0": one on each CPU that handles a receive queue of that device,
+        /// for the connections whose packets come in there.
         pin: PinValue = PinValue::Cpus;
     }
 }

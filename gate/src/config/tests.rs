@@ -211,7 +211,7 @@ fn errors_in_the_text_name_the_line() {
         ),
         ("[workers]\npin = [1, 1]", "line 2", "listed twice"),
         ("[workers]\npin = []", "line 2", "an empty list"),
-        ("kernel = \"on\"", "line 1", "unknown variant `on`"),
+        ("kernel = \"on\"", "line 1", "`on` is none of the words"),
         ("instance = ", "line 1", ""),
     ];
     for (text, line, message) in table {
@@ -247,6 +247,21 @@ fn errors_between_settings_name_cause_and_cure() {
             "listener[0].address: `6432` is no address",
         ),
         (
+            "[[listener]]\naddress = \"*:6432\"",
+            "0.0.0.0 or [::] for every address",
+        ),
+        ("[[listener]]\naddress = \":6432\"", "it has no host"),
+        ("[[listener]]\naddress = \"127.0.0.1:70000\"", "is no port"),
+        (
+            "admin = \"none\"",
+            "it has no port; use host:port or [v6]:port, or \"off\"",
+        ),
+        ("control = \"/nonexistent/\"", "name the socket in it"),
+        (
+            "[backend.default]\naddress = \"var/run/postgresql\"",
+            "which begins with `/`",
+        ),
+        (
             "[backend.x]\naddress = \"127.0.0.1:1\"",
             "there is none named `default`",
         ),
@@ -276,6 +291,10 @@ fn errors_between_settings_name_cause_and_cure() {
             "limits.default_user: \"auto\" is for ceilings, over_headroom and max_connections",
         ),
         ("[limits]\nmax_pending = \"none\"", "would let nobody in"),
+        (
+            "[limits]\nmax_pending = \"auto\"",
+            "use a number, or 0 (unlimited)",
+        ),
         ("[limits]\nceiling_per_source = 5", "not supported yet"),
         ("[limits.user]\n\"\" = 1", "a name is empty"),
         ("[limits.user]\n'\\y' = 1", "begins no escape"),

@@ -8,8 +8,9 @@ use std::time::Duration;
 use gate_common::abi::{LISTENERS_MAX, SLOTS_MAX, slot};
 use gate_common::limit::Setting;
 
-use super::backend::{backends, check_loops, of_listener, resolve};
+use super::backend::{backends, check_loops, of_listener};
 use super::name;
+use super::resolve::resolve;
 use super::session_limit::{SessionLimit, WaitPolicy};
 use super::settings::{
     DatabaseSettings, LimitSettings, ListenerSettings, Settings, TimeoutSettings, WorkerSettings,
@@ -73,7 +74,11 @@ pub(super) fn validate(settings: &Settings) -> Result<Config, ConfigError> {
     }
     let admin = match &settings.admin {
         AdminValue::Off => None,
-        AdminValue::At(text) => Some(resolve("admin", text)?),
+        AdminValue::At(text) => Some(resolve(
+            "admin",
+            text,
+            "use host:port or [v6]:port, or \"off\" to serve nothing",
+        )?),
     };
     let control = control(settings)?;
     check_loops(&listeners, &backends, admin, &control)?;
@@ -105,6 +110,15 @@ fn control(settings: &Settings) -> Result<PathBuf, ConfigError> {
         let cause = format!("a path of {} bytes", path.as_os_str().len());
         return Err(invalid("control", cause, "unix sockets take 107 at most"));
     }
+    // The lock and the takeover socket are made beside it.
+    if path.as_os_str().as_encoded_bytes().ends_with(b"/") || path.is_dir() {
+        let cause = format!("`{}` is a directory", path.display());
+        return Err(invalid(
+            "control",
+            cause,
+            "name the socket in it, such as `control.sock`",
+        ));
+    }
     Ok(path)
 }
 
@@ -114,7 +128,11 @@ fn listeners(settings: &[ListenerSettings]) -> Result<Vec<Listener>, ConfigError
         let section = format!("listener[{index}]");
         let tcp = of_listener(&section, listener)?;
         let setting = format!("{section}.address");
-        let address = resolve(&setting, &listener.address)?;
+        let address = resolve(
+            &setting,
+            &listener.address,
+            "use host:port or [v6]:port; 0.0.0.0 or [::] for every address of this host",
+        )?;
         if address.port() == 0 {
             let cause = format!("`{}` has port 0", listener.address);
             return Err(invalid(
@@ -184,6 +202,14 @@ fn limits(settings: &LimitSettings) -> Result<Limits, ConfigError> {
         )),
         setting => Ok(setting),
     };
+    let max_pending = match not_none("max_pending", settings.max_pending)? {
+        Setting::Auto => Err(invalid(
+            "limits.max_pending",
+            "nothing derives it, so it cannot be \"auto\"".to_owned(),
+            "use a number, or 0 (unlimited)",
+        )),
+        setting => Ok(setting),
+    }?;
     let (user, user_waits) = named_limits("limits.user", &settings.user)?;
     let (database, database_waits) = named_limits("limits.database", &settings.database)?;
     let max_connections_auto = settings.max_connections.max.0 == Setting::Auto;
@@ -203,8 +229,7 @@ fn limits(settings: &LimitSettings) -> Result<Limits, ConfigError> {
     Ok(Limits {
         max_connections: plain("limits.max_connections", max_connections)?,
         max_connections_auto,
-        max_pending: not_none("max_pending", settings.max_pending)
-            .and_then(|setting| plain("limits.max_pending", LimitValue(setting)))?,
+        max_pending,
         ceiling: settings.ceiling.0,
         over_headroom: not_none("over_headroom", settings.over_headroom)?,
         ceiling_per_source: per_source,

@@ -12,6 +12,8 @@ use gate_common::limit::Setting;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
+use super::shape;
+
 /// The longest duration that a setting takes.
 const DURATION_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
@@ -107,7 +109,8 @@ impl<'de> Deserialize<'de> for DurationValue {
         };
         let duration = humantime::parse_duration(&text).map_err(|error| {
             D::Error::custom(format!(
-                "`{text}` is not a duration such as \"15s\": {error}"
+                "`{text}` is not a duration: {error}; write \"500ms\", \"15s\" or \"2m\", and \"0s\" \
+                 for never or none where that is possible"
             ))
         })?;
         if duration > DURATION_MAX {
@@ -214,7 +217,10 @@ impl<'de> Visitor<'de> for PinVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<PinValue, A::Error> {
         let mut cpus = Vec::new();
-        while let Some(cpu) = items.next_element()? {
+        while let Some(number) = items.next_element::<i64>()? {
+            let cpu = usize::try_from(number).map_err(|_| {
+                A::Error::custom(format!("{number} is no CPU: they are numbered from 0"))
+            })?;
             if cpus.contains(&cpu) {
                 return Err(A::Error::custom(format!("CPU {cpu} is listed twice")));
             }
@@ -230,8 +236,7 @@ impl<'de> Visitor<'de> for PinVisitor {
 }
 
 /// Whether gate loads its kernel programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum KernelMode {
     /// If the host allows it; else gate says why not and counts by itself.
     Auto,
@@ -241,9 +246,14 @@ pub enum KernelMode {
     Off,
 }
 
+impl<'de> Deserialize<'de> for KernelMode {
+    fn deserialize<D: Deserializer<'de>>(source: D) -> Result<Self, D::Error> {
+        shape::choice(source, "\"auto\", \"required\" or \"off\"")
+    }
+}
+
 /// How log lines look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
     /// For people.
     Text,
@@ -251,14 +261,25 @@ pub enum LogFormat {
     Json,
 }
 
+impl<'de> Deserialize<'de> for LogFormat {
+    fn deserialize<D: Deserializer<'de>>(source: D) -> Result<Self, D::Error> {
+        shape::choice(source, "\"text\" or \"json\"")
+    }
+}
+
 /// Where the admin HTTP listens.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(from = "String")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdminValue {
     /// Nowhere.
     Off,
     /// At `host:port`.
     At(String),
+}
+
+impl<'de> Deserialize<'de> for AdminValue {
+    fn deserialize<D: Deserializer<'de>>(source: D) -> Result<Self, D::Error> {
+        shape::words(source, "an address such as \"127.0.0.1:9632\", or \"off\"").map(Self::from)
+    }
 }
 
 impl From<String> for AdminValue {

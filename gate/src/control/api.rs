@@ -143,7 +143,8 @@ pub struct Status {
     /// Name of the instance.
     pub instance: String,
     /// `starting`, `serving`, `draining`, `stopping`; from the pinned maps alone
-    /// `down` if no gate runs, `unresponsive` if it does not answer.
+    /// `down` if no gate runs, `unresponsive` if it does not answer,
+    /// `unreachable` if it has another control socket.
     pub state: String,
     /// The process, if one runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -101,8 +101,14 @@ pub enum ControlError {
 impl ControlError {
     /// Whether the host refuses something that gate needs (exit code 3).
     #[must_use]
-    pub const fn is_host(&self) -> bool {
-        matches!(self, Self::Ring(_))
+    pub fn is_host(&self) -> bool {
+        match self {
+            Self::Ring(_) => true,
+            Self::Admin { error, .. } | Self::Socket { error, .. } => {
+                error.kind() == io::ErrorKind::PermissionDenied
+            }
+            Self::Answered { .. } | Self::Start(_) | Self::Panicked => false,
+        }
     }
 }
 

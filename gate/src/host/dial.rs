@@ -1,6 +1,7 @@
 //! Sockets to backends, and what the sockets of clients inherit.
 
 use std::io;
+use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
@@ -19,7 +20,8 @@ const UNSENT_BYTES_MAX: u32 = 128 << 10;
 /// A non-blocking socket that is connecting, or connected already.
 ///
 /// # Errors
-/// As connect(2), EINPROGRESS aside. [`io::ErrorKind::WouldBlock`] comes from a
+/// As connect(2), EINPROGRESS aside; a connection to itself is one that was
+/// refused. [`io::ErrorKind::WouldBlock`] comes from a
 /// unix socket whose server has not accepted as many connections as its
 /// backlog holds: nothing is under way and no poll will tell, so dial again a
 /// little later. A unix socket that is not there is
@@ -39,10 +41,26 @@ pub fn connect(address: &Address, options: &TcpOptions) -> io::Result<Socket> {
             SockAddr::unix(path)?,
         ),
     };
-    match socket.connect(&address) {
-        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
-        _ => Ok(socket),
+    start_connect(socket, &address)
+}
+
+fn start_connect(socket: Socket, address: &SockAddr) -> io::Result<Socket> {
+    match socket.connect(address) {
+        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
+        _ => {}
     }
+    // Where the kernel picks the server's own port, and nobody listens there, TCP
+    // connects the socket to itself: a client would hear its own words, and the
+    // server could not bind its port.
+    if address.is_ipv4() || address.is_ipv6() {
+        let own = socket.local_addr()?;
+        if own.as_socket() == address.as_socket() {
+            // Gone at once, without TIME_WAIT at the server's port.
+            let _ = socket.set_linger(Some(Duration::ZERO));
+            return Err(io::Error::from_raw_os_error(libc::ECONNREFUSED));
+        }
+    }
+    Ok(socket)
 }
 
 /// The kind of a failed connect. A unix socket that is not there is a server
@@ -142,7 +160,6 @@ pub fn widen(socket: &Socket) {
 #[cfg(test)]
 mod tests {
     use std::net::{Ipv4Addr, SocketAddr};
-    use std::time::Duration;
 
     use super::*;
     use crate::config::Keepalive;
@@ -199,6 +216,18 @@ mod tests {
         let plain = connect(&Address::Tcp(address), &TcpOptions::default()).expect("connecting");
         assert!(plain.tcp_nodelay().expect("nodelay"), "always");
         assert!(!plain.keepalive().expect("keepalive"));
+    }
+
+    #[test]
+    fn a_socket_that_reaches_itself_is_refused_and_leaves_the_port() {
+        let anywhere: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
+        let socket = Socket::new(Domain::IPV4, Type::STREAM.nonblocking(), None).expect("a socket");
+        socket.bind(&anywhere.into()).expect("bound");
+        let itself = socket.local_addr().expect("bound");
+        let error = start_connect(socket, &itself).expect_err("nobody listens there");
+        assert_eq!(connect_failure(&error), ConnectFailure::Refused);
+        let server = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        server.bind(&itself).expect("the port is free");
     }
 
     #[test]

@@ -4,6 +4,12 @@ use std::fs::{File, TryLockError};
 use std::io::{self, Seek, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The lock in the directory of an instance's pins.
+const PINS_LOCK: &str = "running";
+/// For [`PinsLock::is_held`] of another process, which has the lock for a moment.
+const LOOKER_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Locks a file or directory. `None` if another holder has it; the lock ends
 /// with the returned file.
@@ -30,24 +36,40 @@ pub struct InstanceLock {
 pub enum InstanceLockError {
     /// Another gate runs under it.
     #[error(
-        "another gate (process {holder}) runs as this instance: it holds {path}; stop it, or give this one another --instance"
+        "another gate{} runs as this instance: it holds {path}; stop it, or give this one another --instance",
+        process(holder.as_deref())
     )]
     Held {
         /// The lock file.
         path: PathBuf,
-        /// What the file says of its holder.
-        holder: String,
+        /// The process that holds it, where that can be known.
+        holder: Option<String>,
     },
     /// The lock file cannot be made.
     #[error(
-        "{path} cannot be made: {source}; run as root, or give a --control path in a directory that this user may write"
+        "{path} cannot be made: {error}; run as root, or give a --control path in a directory that this user may write"
     )]
     Unavailable {
         /// The lock file.
         path: PathBuf,
         /// What the system said.
-        source: io::Error,
+        error: io::Error,
     },
+}
+
+impl InstanceLockError {
+    /// Whether the host denies this user a right (exit code 3).
+    #[must_use]
+    pub fn is_host(&self) -> bool {
+        match self {
+            Self::Held { .. } => false,
+            Self::Unavailable { error, .. } => error.kind() == io::ErrorKind::PermissionDenied,
+        }
+    }
+}
+
+fn process(holder: Option<&str>) -> String {
+    holder.map_or(String::new(), |holder| format!(" (process {holder})"))
 }
 
 /// Holds the pinned maps of an instance while the process lives: two gates with
@@ -65,19 +87,32 @@ impl PinsLock {
     /// # Errors
     /// See [`InstanceLockError`].
     pub fn take(pins: &Path) -> Result<Self, InstanceLockError> {
-        let path = pins.join("running");
-        let locked = match std::fs::create_dir(&path) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-            _ => try_lock(&path),
+        let path = pins.join(PINS_LOCK);
+        let started = Instant::now();
+        let locked = loop {
+            let locked = match std::fs::create_dir(&path) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+                _ => try_lock(&path),
+            };
+            match locked {
+                Ok(None) if started.elapsed() < LOOKER_PATIENCE => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                locked => break locked,
+            }
         };
         match locked {
             Ok(Some(directory)) => Ok(Self { directory }),
-            Ok(None) => Err(InstanceLockError::Held {
-                path,
-                holder: "unknown".to_owned(),
-            }),
-            Err(source) => Err(InstanceLockError::Unavailable { path, source }),
+            Ok(None) => Err(InstanceLockError::Held { path, holder: None }),
+            Err(error) => Err(InstanceLockError::Unavailable { path, error }),
         }
+    }
+
+    /// Whether a gate runs on the maps pinned in a directory.
+    #[must_use]
+    pub fn is_held(pins: &Path) -> bool {
+        let file = File::open(pins.join(PINS_LOCK));
+        file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
     }
 
     /// Shares the lock of another gate, which passed its descriptor: the lock
@@ -104,9 +139,9 @@ impl InstanceLock {
     /// See [`InstanceLockError`].
     pub fn take(directory: &Path, instance: &str) -> Result<Self, InstanceLockError> {
         let path = directory.join(format!("{instance}.lock"));
-        let unavailable = |source| InstanceLockError::Unavailable {
+        let unavailable = |error| InstanceLockError::Unavailable {
             path: path.clone(),
-            source,
+            error,
         };
         std::fs::create_dir_all(directory).map_err(unavailable)?;
         let file = File::options()
@@ -120,10 +155,13 @@ impl InstanceLock {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let holder = io::read_to_string(file).unwrap_or_default();
-                let holder = holder.trim().to_owned();
-                return Err(InstanceLockError::Held { path, holder });
+                let holder = Some(holder.trim().to_owned());
+                return Err(InstanceLockError::Held {
+                    path,
+                    holder: holder.filter(|holder| !holder.is_empty()),
+                });
             }
-            Err(TryLockError::Error(source)) => return Err(unavailable(source)),
+            Err(TryLockError::Error(error)) => return Err(unavailable(error)),
         }
         let lock = Self { file };
         lock.sign().map_err(unavailable)?;
@@ -152,5 +190,42 @@ impl InstanceLock {
 impl From<InstanceLock> for OwnedFd {
     fn from(lock: InstanceLock) -> Self {
         lock.file.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_is_seen_without_being_taken() {
+        let pins = tempfile::tempdir().expect("a directory");
+        assert!(!PinsLock::is_held(pins.path()), "nobody ever had it");
+        let lock = PinsLock::take(pins.path()).expect("free");
+        assert!(PinsLock::is_held(pins.path()));
+        let error = PinsLock::take(pins.path()).expect_err("held").to_string();
+        assert!(error.starts_with("another gate runs as"), "{error}");
+        drop(lock);
+        assert!(!PinsLock::is_held(pins.path()));
+        PinsLock::take(pins.path()).expect("free again");
+    }
+
+    #[test]
+    fn an_instance_names_its_holder_and_says_its_cause_once() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let _lock = InstanceLock::take(directory.path(), "it").expect("free");
+        let error = InstanceLock::take(directory.path(), "it").expect_err("held");
+        let process = format!("(process {})", std::process::id());
+        assert!(error.to_string().contains(&process), "{error}");
+        assert!(!error.is_host(), "another gate is no fault of the host");
+        let file = directory.path().join("it.lock");
+        let error = InstanceLock::take(&file, "it").expect_err("no directory");
+        let text = format!("{:#}", anyhow::Error::from(error));
+        assert_eq!(text.matches("os error").count(), 1, "{text}");
+        let denied = InstanceLockError::Unavailable {
+            path: file,
+            error: io::ErrorKind::PermissionDenied.into(),
+        };
+        assert!(denied.is_host());
     }
 }

@@ -22,8 +22,9 @@ pub enum KernelError {
     },
     /// The kernel does not let this process do it.
     #[error(
-        "not permitted to {doing}: run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON (a \
-         container also needs a seccomp profile that allows bpf)"
+        "not permitted to {doing}: run as root, or with CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON and the \
+         right to write in the bpf file system (a container also needs a seccomp profile that allows \
+         bpf)"
     )]
     NotPermitted {
         /// What was tried.
@@ -167,6 +168,11 @@ impl KernelError {
                         doing: format!("load program {program}"),
                     }
                 }
+                // Not for the program: the process or the host has run out.
+                None if io_error.raw_os_error().is_some_and(is_shortage) => Self::Io {
+                    doing: format!("load program {program}"),
+                    source: io::Error::new(io_error.kind(), io_error.to_string()),
+                },
                 None => Self::Refused {
                     program,
                     reason: io_error.to_string(),
@@ -190,6 +196,10 @@ impl KernelError {
 
 const fn is_missing_right(errno: i32) -> bool {
     matches!(errno, libc::EPERM | libc::EACCES)
+}
+
+const fn is_shortage(errno: i32) -> bool {
+    matches!(errno, libc::EMFILE | libc::ENFILE | libc::ENOMEM)
 }
 
 /// An error with its causes in one line.

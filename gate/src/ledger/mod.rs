@@ -61,6 +61,9 @@ pub enum Standing {
 pub enum Step {
     /// It is over: all slots are held, or none because of this limit.
     Decided(Result<(), Reason>),
+    /// It is over before it began: a limit is reached, and the connection is as
+    /// pending as before.
+    Refused(Reason),
     /// Ask the kernel this on the client's socket.
     Ask(AdmitRequest),
 }
@@ -176,31 +179,48 @@ impl Ledger {
     }
 
     /// Takes the total's, the user's, the database's and the backend's slot,
-    /// or none of them. [`Step::Ask`]: only the kernel can tell; bring its answer
-    /// to [`Ledger::answered`].
+    /// or none of them. [`Step::Ask`]: only the kernel can take them; bring its
+    /// answer to [`Ledger::answered`]. It is not asked while a limit is reached, so
+    /// that a storm of refusals does not cost a call each.
     pub fn admit(&self, names: &mut NameCache, entry: &Entry, who: &Applicant<'_>) -> Step {
         for _ in 0..STALE_RETRIES {
             let asked = match self.slots_of(names, who) {
                 Ok(asked) => asked,
-                Err(reason) => return Step::Decided(Err(reason)),
+                Err(reason) => return Step::Refused(reason),
             };
             let verdict = match (&self.form, &entry.record) {
-                (Form::Kernel(maps), _) => return Step::Ask(pinned::request(maps, &asked)),
-                (Form::Local(book), Some(record)) => book.admit(record, entry.listener, &asked),
+                (Form::Local(book), Some(record)) if !self.asks => {
+                    book.admit(record, entry.listener, &asked)
+                }
                 (Form::Local(_), None) => Verdict::Already,
+                _ => match slots::look(self, &asked) {
+                    Err(Denial::Full(kind)) => return Step::Refused(reason(kind)),
+                    Err(denial @ Denial::Stale) => Verdict::Denied(denial),
+                    _ => return Step::Ask(self.request(entry, &asked)),
+                },
             };
-            if self.asks {
-                let code = verdict.answer().map_or_else(AdmitErrno::code, |()| 0);
-                return Step::Ask(AdmitRequest {
-                    instance: code as u64,
-                    slots: asked,
-                });
-            }
             if let Some(decided) = judge(names, who, verdict) {
                 return Step::Decided(decided);
             }
         }
-        Step::Decided(Err(Reason::NamesFull))
+        Step::Refused(Reason::NamesFull)
+    }
+
+    fn request(&self, entry: &Entry, asked: &[SlotRef; 4]) -> AdmitRequest {
+        match (&self.form, &entry.record) {
+            (Form::Kernel(maps), _) => pinned::request(maps, asked),
+            (Form::Local(book), record) => {
+                let verdict = match record {
+                    Some(record) => book.admit(record, entry.listener, asked),
+                    None => Verdict::Already,
+                };
+                let code = verdict.answer().map_or_else(AdmitErrno::code, |()| 0);
+                AdmitRequest {
+                    instance: code as u64,
+                    slots: *asked,
+                }
+            }
+        }
     }
 
     /// What the kernel's answer means. `None`: a slot had gone to another name

@@ -31,6 +31,7 @@ fn used(ledger: &Ledger, key: &NameKey) -> u32 {
 fn decided(step: Step) -> Result<(), Reason> {
     match step {
         Step::Decided(answer) => answer,
+        Step::Refused(reason) => Err(reason),
         Step::Ask(request) => panic!("nobody to ask: {request:?}"),
     }
 }
@@ -119,6 +120,30 @@ fn strangers_cannot_fill_the_table_for_good() {
     indices.sort_unstable();
     indices.dedup();
     assert_eq!(indices.len(), names.len(), "two names share a slot");
+}
+
+#[test]
+fn nobody_is_asked_while_a_limit_is_reached() {
+    let ledger = Ledger::simulated();
+    let mut names = NameCache::default();
+    let socket = socket();
+    let set = |setting| {
+        let key = LimitKey::User(b"app".to_vec());
+        ledger.set_limit(&key, Layer::Runtime, setting).unwrap();
+    };
+    set(Setting::AtMost(1));
+    let mut admit = |entry: &Entry| ledger.admit(&mut names, entry, &applicant("app", "prod"));
+    let (first, _) = ledger.accepted(socket.as_fd(), 0);
+    let (second, _) = ledger.accepted(socket.as_fd(), 0);
+    assert!(matches!(admit(&first), Step::Ask(request) if request.instance == 0));
+    assert_eq!(admit(&second), Step::Refused(Reason::User));
+    assert_eq!(ledger.pending(), 1, "the refused one is still pending");
+    set(Setting::AtMost(2));
+    assert!(matches!(admit(&second), Step::Ask(request) if request.instance == 0));
+    assert_eq!((ledger.pending(), used(&ledger, &user("app"))), (0, 2));
+    ledger.closed(first);
+    ledger.closed(second);
+    assert_eq!(ledger.admitted(), 0);
 }
 
 #[test]

@@ -69,6 +69,12 @@ impl LoginScanner {
         self.seen
     }
 
+    /// What it has seen so far.
+    #[must_use]
+    pub const fn seen(&self) -> Seen {
+        self.seen
+    }
+
     /// What names this backend in a CancelRequest, if it said so.
     #[must_use]
     pub fn key(&self) -> Option<BackendKey> {

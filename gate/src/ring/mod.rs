@@ -156,7 +156,10 @@ impl Ring {
     pub fn poll(&mut self, socket: BorrowedFd<'_>, watch: Watch, key: Key) -> io::Result<()> {
         let (interest, multi) = match watch {
             Watch::Once => (ready::READ | ready::PEER_ENDED, false),
-            Watch::Changes => (ready::READ | ready::WRITE | ready::PEER_ENDED, true),
+            Watch::Changes => (
+                ready::READ | ready::WRITE | ready::PEER_ENDED | ready::URGENT,
+                true,
+            ),
         };
         let operation = opcode::PollAdd::new(Fd(socket.as_raw_fd()), interest).multi(multi);
         self.push(&operation.build().user_data(key::encode(key)))

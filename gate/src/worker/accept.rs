@@ -1,14 +1,15 @@
 //! New connections.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::Worker;
 use super::connection::{Connection, Mode, Side};
 use super::machine::{Key, Kind, Machine, Watch};
-use super::{Listening, Worker};
 use crate::host::{FDS_PER_SESSION, POLITE_RESERVE};
 use crate::ledger::Standing;
 use crate::session::Session;
@@ -22,6 +23,71 @@ const RETRY: Duration = Duration::from_millis(50);
 /// How many connections a leaving worker takes from one queue at most: as many
 /// as fit in it.
 const LAST_ACCEPTS_MAX: usize = 4096;
+
+/// A listening socket of this worker.
+#[derive(Debug)]
+pub struct Listening<L> {
+    /// Bound and listening, non-blocking.
+    pub socket: L,
+    /// Place of its listener in the configuration.
+    pub place: usize,
+    /// Index of its words in the ledger.
+    pub index: u32,
+    /// Accepting ended and is to be armed again.
+    paused: bool,
+    /// One at a time where the operation that accepts many was refused.
+    accepts: Watch,
+}
+
+impl<L> Listening<L> {
+    /// A listener that is not armed yet.
+    #[must_use]
+    pub fn new(socket: L, place: usize, index: u32) -> Self {
+        Self {
+            socket,
+            place,
+            index,
+            paused: true,
+            accepts: Watch::Changes,
+        }
+    }
+}
+
+/// What a worker knows of accepting.
+#[derive(Debug)]
+pub(super) struct Accepting<L> {
+    /// Several of one listener if a gate with more workers was taken over.
+    pub listeners: Vec<Listening<L>>,
+    /// Accepts no more, and ends with the last connection.
+    pub leaving: bool,
+    /// When paused listeners are armed again.
+    pub retry_at: Option<Instant>,
+    /// Those accepted in this round.
+    pub fresh: Vec<u32>,
+    /// Those accepted lately, with their generation, not in `pending` yet.
+    pub newcomers: VecDeque<(Instant, u32, u32)>,
+    /// A connection lives on the spare descriptor.
+    pub spare_lent: bool,
+    /// Connections being refused for want of descriptors.
+    pub on_reserve: u64,
+    /// Descriptors ran out, and that was said.
+    pub exhausted: bool,
+}
+
+impl<L> Accepting<L> {
+    pub const fn new(listeners: Vec<Listening<L>>) -> Self {
+        Self {
+            listeners,
+            leaving: false,
+            retry_at: None,
+            fresh: Vec::new(),
+            newcomers: VecDeque::new(),
+            spare_lent: false,
+            on_reserve: 0,
+            exhausted: false,
+        }
+    }
+}
 
 /// What an error of accept means for the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,12 +103,12 @@ enum After {
 impl<M: Machine> Worker<M> {
     /// Arms every listener that is not.
     pub(super) fn arm_listeners(&mut self) -> io::Result<()> {
-        self.accept_retry = None;
-        if self.leaving {
+        self.accepting.retry_at = None;
+        if self.accepting.leaving {
             return Ok(());
         }
         self.keep_spare();
-        for (index, listening) in self.listeners.iter_mut().enumerate() {
+        for (index, listening) in self.accepting.listeners.iter_mut().enumerate() {
             if listening.paused {
                 let key = Key::new(Kind::Accept, index as u32, 0);
                 self.machine
@@ -56,11 +122,11 @@ impl<M: Machine> Worker<M> {
     /// Ends accepting: another gate has the same sockets. [`Worker::close_listeners`]
     /// does the rest once the last completions have come.
     pub(super) fn leave(&mut self) -> io::Result<()> {
-        if std::mem::replace(&mut self.leaving, true) {
+        if std::mem::replace(&mut self.accepting.leaving, true) {
             return Ok(());
         }
-        self.accept_retry = None;
-        for (index, listening) in self.listeners.iter().enumerate() {
+        self.accepting.retry_at = None;
+        for (index, listening) in self.accepting.listeners.iter().enumerate() {
             if !listening.paused {
                 self.machine
                     .cancel(Key::new(Kind::Accept, index as u32, 0))?;
@@ -71,12 +137,16 @@ impl<M: Machine> Worker<M> {
 
     /// Whether nothing can be accepted any more.
     pub(super) fn has_left(&self) -> bool {
-        self.leaving && self.listeners.is_empty()
+        self.accepting.leaving && self.accepting.listeners.is_empty()
     }
 
     /// Closes the listening sockets of a leaving worker when no accept is armed.
     pub(super) fn close_listeners(&mut self, now: Instant) {
-        let armed = self.listeners.iter().any(|listening| !listening.paused);
+        let armed = self
+            .accepting
+            .listeners
+            .iter()
+            .any(|listening| !listening.paused);
         if armed || self.has_left() {
             return;
         }
@@ -88,9 +158,12 @@ impl<M: Machine> Worker<M> {
         } else {
             0
         };
-        for index in 0..self.listeners.len() {
+        for index in 0..self.accepting.listeners.len() {
             for _ in 0..takes {
-                match self.machine.accept_now(&self.listeners[index].socket) {
+                match self
+                    .machine
+                    .accept_now(&self.accepting.listeners[index].socket)
+                {
                     Ok(socket) => self.on_accepted(index, socket, now),
                     Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                     Err(_) => break,
@@ -99,7 +172,7 @@ impl<M: Machine> Worker<M> {
         }
         self.begin_fresh(now);
         // Never shutdown(2): the queue is the other gate's too.
-        self.listeners.clear();
+        self.accepting.listeners.clear();
         self.state.worker_left();
     }
 
@@ -114,13 +187,19 @@ impl<M: Machine> Worker<M> {
         let budgeted = self.state.take_fds(FDS_PER_SESSION);
         if !budgeted {
             self.ran_out("the descriptors for sessions");
-            if self.on_reserve >= self.reserve() {
-                let place = self.listeners[listener].place;
+            if self.accepting.on_reserve >= self.reserve() {
+                let place = self.accepting.listeners[listener].place;
                 self.stats.rejected(place, Reason::Descriptors);
                 return self.machine.reset(socket);
             }
         }
         self.enter(listener, socket, budgeted, false, now);
+    }
+
+    /// What accepts many has ended for a reason of its own: begins anew.
+    pub(super) fn on_accept_ended(&mut self, listener: usize) -> io::Result<()> {
+        self.accepting.listeners[listener].paused = true;
+        self.arm_listeners()
     }
 
     /// Accepting failed, which ended it.
@@ -130,8 +209,8 @@ impl<M: Machine> Worker<M> {
         error: &io::Error,
         now: Instant,
     ) -> io::Result<()> {
-        self.listeners[listener].paused = true;
-        if self.leaving {
+        self.accepting.listeners[listener].paused = true;
+        if self.accepting.leaving {
             return Ok(());
         }
         let errno = error.raw_os_error().unwrap_or(0);
@@ -140,14 +219,14 @@ impl<M: Machine> Worker<M> {
             After::GoOn => self.arm_listeners(),
             After::Rest => {
                 self.ran_out(&error.to_string());
-                self.accept_retry = Some(now + RETRY);
+                self.accepting.retry_at = Some(now + RETRY);
                 self.accept_on_spare(listener, now);
                 Ok(())
             }
             // Of the operation rather than of the socket, if it is the first.
-            After::Fatal if self.listeners[listener].accepts == Watch::Changes => {
+            After::Fatal if self.accepting.listeners[listener].accepts == Watch::Changes => {
                 tracing::warn!(%error, listener, "accepts one connection at a time from here on");
-                self.listeners[listener].accepts = Watch::Once;
+                self.accepting.listeners[listener].accepts = Watch::Once;
                 self.arm_listeners()
             }
             After::Fatal => {
@@ -163,10 +242,13 @@ impl<M: Machine> Worker<M> {
         if self.phase == Phase::Stopping || !self.machine.give_up_spare() {
             return;
         }
-        match self.machine.accept_now(&self.listeners[listener].socket) {
+        match self
+            .machine
+            .accept_now(&self.accepting.listeners[listener].socket)
+        {
             Ok(socket) => {
                 self.stats.accepted();
-                self.spare_lent = true;
+                self.accepting.spare_lent = true;
                 self.enter(listener, socket, false, true, now);
             }
             Err(_) => self.keep_spare(),
@@ -176,9 +258,9 @@ impl<M: Machine> Worker<M> {
     /// Keeps a spare descriptor again. If none is to be had now, it is tried
     /// again a little later, or the next to run out would find none.
     pub(super) fn keep_spare(&mut self) {
-        if !self.spare_lent && !self.machine.keep_spare() {
+        if !self.accepting.spare_lent && !self.machine.keep_spare() {
             let at = self.machine.now() + RETRY;
-            self.accept_retry.get_or_insert(at);
+            self.accepting.retry_at.get_or_insert(at);
         }
     }
 
@@ -192,7 +274,7 @@ impl<M: Machine> Worker<M> {
         on_spare: bool,
         now: Instant,
     ) {
-        let Listening { place, index, .. } = self.listeners[listener];
+        let Listening { place, index, .. } = self.accepting.listeners[listener];
         let (entry, standing) = self.state.ledger.accepted(socket.as_fd(), index);
         let doomed = match standing {
             Standing::Over => Some(Reason::OverCeiling),
@@ -208,15 +290,15 @@ impl<M: Machine> Worker<M> {
         connection.on_reserve = !budgeted;
         connection.on_spare = on_spare;
         connection.pending = standing == Standing::Counted;
-        self.on_reserve += u64::from(!budgeted);
+        self.accepting.on_reserve += u64::from(!budgeted);
         let id = self.insert(connection);
-        self.fresh.push(id);
+        self.accepting.fresh.push(id);
     }
 
     /// Begins with those who were accepted in this round, after everything else:
     /// by then most of them have spoken, and no poll is needed to hear it.
     pub(super) fn begin_fresh(&mut self, now: Instant) {
-        let mut fresh = std::mem::take(&mut self.fresh);
+        let mut fresh = std::mem::take(&mut self.accepting.fresh);
         for id in fresh.drain(..) {
             if self.connections[id as usize].mode == Mode::Closing {
                 continue;
@@ -225,11 +307,11 @@ impl<M: Machine> Worker<M> {
             let connection = &self.connections[id as usize];
             if connection.pending && connection.session.is_pending() {
                 let generation = connection.generation;
-                self.newcomers.push_back((now, id, generation));
+                self.accepting.newcomers.push_back((now, id, generation));
                 self.evict_for(id, now);
             }
         }
-        self.fresh = fresh;
+        self.accepting.fresh = fresh;
     }
 
     /// The client's address; nowhere if it is gone or has none.
@@ -252,8 +334,8 @@ impl<M: Machine> Worker<M> {
 
     /// Says once that something ran out.
     fn ran_out(&mut self, what: &str) {
-        if !self.exhausted {
-            self.exhausted = true;
+        if !self.accepting.exhausted {
+            self.accepting.exhausted = true;
             tracing::warn!(
                 worker = self.id,
                 "new clients are turned away: {what} ran out"
@@ -266,8 +348,8 @@ impl<M: Machine> Worker<M> {
         let held = self.state.session_fds.load(Ordering::Relaxed);
         // Not at the first one that comes free: that would be a line for each.
         let enough = self.state.session_fds_max - self.state.session_fds_max / 16;
-        if self.exhausted && held < enough {
-            self.exhausted = false;
+        if self.accepting.exhausted && held < enough {
+            self.accepting.exhausted = false;
             tracing::info!(worker = self.id, "new clients are served again");
         }
     }

@@ -128,28 +128,13 @@ impl<M: Machine> Worker<M> {
         }
     }
 
-    /// Gives back the descriptor that was kept for a backend.
-    pub(super) fn give_backend_fd(&mut self, id: u32) {
-        let connection = &mut self.connections[id as usize];
-        let of_client = u8::from(connection.client.is_some() && !connection.on_reserve);
-        if connection.fds > of_client {
-            connection.fds -= 1;
-            self.state.give_fds(1);
-        }
-    }
-
     /// Tells the client why it is not served. Returns whether it can be closed at
     /// once, as PostgreSQL does: everything it sent was read, and its protocol
     /// has it wait for an answer. Otherwise what it still sends would be answered
     /// with RST, which could overtake the message.
     fn refuse(&mut self, id: u32, refusal: &Refusal) -> bool {
-        self.has_spoken(id);
         let connection = &mut self.connections[id as usize];
         let is_first_answer = connection.backend.is_none();
-        if is_first_answer {
-            self.give_backend_fd(id);
-        }
-        let connection = &mut self.connections[id as usize];
         connection.mode = Mode::Lingering;
         let Some(client) = &connection.client else {
             return false;
@@ -160,12 +145,20 @@ impl<M: Machine> Worker<M> {
         let sent = self.machine.send(&client.socket, &bytes, true);
         let is_told = matches!(sent, Ok(count) if count == bytes.len());
         if is_told && is_first_answer && client.poll == PollState::Idle && !client.readable {
+            // Its close ends its being pending, too.
             return true;
         }
-        self.machine.end(&client.socket);
         // What it has sent is to be dropped. A poll of one report would tell;
         // one of changes may have told before.
-        if client.poll == PollState::Changes {
+        let drops = client.poll == PollState::Changes;
+        self.has_spoken(id);
+        if is_first_answer {
+            self.give_backend_fd(id);
+        }
+        if let Some(client) = &self.connections[id as usize].client {
+            self.machine.end(&client.socket);
+        }
+        if drops {
             self.enqueue(id);
         }
         false
@@ -202,67 +195,6 @@ impl<M: Machine> Worker<M> {
                 }
             }
             Count::Closed(reason) => self.stats.closed(reason),
-        }
-    }
-
-    /// Closes the backend's socket, once its poll has ended.
-    pub(super) fn retire_backend(&mut self, id: u32, now: Instant) {
-        let connection = &mut self.connections[id as usize];
-        match &mut connection.backend {
-            Some(backend) if backend.poll == PollState::Idle => self.backend_retired(id, now),
-            Some(backend) => {
-                backend.retired = true;
-                self.cancel_poll(id, Kind::Backend);
-            }
-            None if connection.dials_next => self.backend_retired(id, now),
-            None => {}
-        }
-    }
-
-    /// Nothing is in flight on a retired backend: closes it. Its descriptor is
-    /// given back, or is for the next address.
-    pub(super) fn backend_retired(&mut self, id: u32, now: Instant) {
-        let connection = &mut self.connections[id as usize];
-        if let Some(backend) = connection.backend.take() {
-            self.machine.close(backend.socket);
-        }
-        if std::mem::take(&mut connection.dials_next) && connection.mode == Mode::Dialing {
-            self.connect_backend(id, now);
-        } else {
-            self.give_backend_fd(id);
-        }
-    }
-
-    /// Closes everything, once no operation is in flight.
-    fn close(&mut self, id: u32, reset_client: bool) {
-        self.pending.remove(id);
-        self.end_wait(id);
-        let connection = &mut self.connections[id as usize];
-        connection.mode = Mode::Closing;
-        connection.reset_client |= reset_client;
-        if let Some(deadline) = connection.deadline.take() {
-            self.timers.replace(id, Some(deadline), None);
-        }
-        self.cancel_poll(id, Kind::Client);
-        self.cancel_poll(id, Kind::Backend);
-        if self.connections[id as usize].is_quiet() {
-            self.finished.push(id);
-        }
-    }
-
-    /// Ends a poll; its last completion still comes, and arms it anew as the
-    /// connection's mode needs it then.
-    pub(super) fn cancel_poll(&mut self, id: u32, kind: Kind) {
-        let connection = &mut self.connections[id as usize];
-        let key = Key::new(kind, id, connection.generation);
-        let side = connection.side(kind);
-        if let Some(side) = side
-            && matches!(side.poll, PollState::Once | PollState::Changes)
-        {
-            side.poll = PollState::Ending;
-            if let Err(error) = self.machine.cancel(key) {
-                tracing::error!(%error, "a poll cannot be cancelled");
-            }
         }
     }
 

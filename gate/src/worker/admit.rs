@@ -31,6 +31,15 @@ pub enum Answer {
     },
 }
 
+/// What a worker knows of its clients that wait for a slot.
+#[derive(Debug, Default)]
+pub(super) struct Waiters {
+    /// How many they are.
+    pub count: usize,
+    /// When they ask again.
+    pub look_at: Option<Instant>,
+}
+
 impl Answer {
     /// As the session hears it.
     pub fn inputs(self) -> impl Iterator<Item = Input<'static>> {
@@ -62,13 +71,10 @@ impl<M: Machine> Worker<M> {
             // Behind others of its user it does not ask: first come, first
             // served.
             if let Some(limit) = self.state.waiting.line_of(&who.user) {
-                self.has_spoken(id);
                 return Some(self.join(id, who, limit));
             }
         }
-        let connection = &mut self.connections[id as usize];
-        connection.pending = false;
-        connection.mode = Mode::Admitting;
+        self.connections[id as usize].mode = Mode::Admitting;
         let verdict = self.ask(id, who)?;
         Some(self.answer(id, who, verdict))
     }
@@ -86,8 +92,6 @@ impl<M: Machine> Worker<M> {
             .now()
             .saturating_duration_since(connection.active);
         self.stats.admission_took(took);
-        // The ledger did not get as far as the connection's record.
-        connection.pending |= verdict == Err(Reason::NamesFull);
         let backend = &self.config.backends[usize::from(connection.backend_index)];
         let limit = match verdict {
             Ok(()) => None,
@@ -113,10 +117,11 @@ impl<M: Machine> Worker<M> {
             Join::Head => true,
             Join::Behind => false,
         };
+        self.has_spoken(id);
         let connection = &mut self.connections[id as usize];
         connection.waits = true;
         connection.mode = Mode::Waiting;
-        self.waiters += 1;
+        self.waiters.count += 1;
         Answer::Wait {
             wait: policy.wait,
             reason,
@@ -127,10 +132,10 @@ impl<M: Machine> Worker<M> {
     /// The session waits no more.
     pub(super) fn end_wait(&mut self, id: u32) {
         if std::mem::take(&mut self.connections[id as usize].waits) {
-            self.waiters -= 1;
-            if self.waiters == 0 {
+            self.waiters.count -= 1;
+            if self.waiters.count == 0 {
                 // A look that nobody waits for would never be taken.
-                self.look_at = None;
+                self.waiters.look_at = None;
             }
             self.state.end_wait(self.ticket(id));
         }
@@ -138,7 +143,7 @@ impl<M: Machine> Worker<M> {
 
     /// Lets those ask whose turn it is.
     pub(super) fn offer_turns(&mut self, now: Instant) {
-        self.look_at = (self.waiters > 0).then(|| now + LOOK_AGAIN);
+        self.waiters.look_at = (self.waiters.count > 0).then(|| now + LOOK_AGAIN);
         for ticket in self.state.waiting.ready(self.id as u16) {
             let connection = self.connections.get(ticket.id as usize);
             if connection.is_some_and(|connection| {
@@ -165,10 +170,16 @@ impl<M: Machine> Worker<M> {
         let backend = &self.config.backends[usize::from(connection.backend_index)];
         let applicant = applicant(who, &backend.name);
         loop {
-            let request = match self.state.ledger.admit(&mut self.names, entry, &applicant) {
-                Step::Decided(verdict) => break Some(verdict),
+            let step = self.state.ledger.admit(&mut self.names, entry, &applicant);
+            let request = match step {
+                Step::Refused(reason) => break Some(Err(reason)),
+                Step::Decided(verdict) => {
+                    connection.pending = false;
+                    break Some(verdict);
+                }
                 Step::Ask(request) => request,
             };
+            connection.pending = false;
             connection.asked += 1;
             let key = Key::new(Kind::Admit, id, connection.generation);
             let answer = match self.machine.admit(&client.socket, &request, key) {

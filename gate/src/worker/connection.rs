@@ -106,7 +106,7 @@ impl<S> Side<S> {
 
     /// Notes what a poll said.
     pub fn note(&mut self, bits: u32) {
-        const LASTING: u32 = ready::PEER_ENDED | ready::HANG_UP | ready::ERROR;
+        const LASTING: u32 = ready::PEER_ENDED | ready::HANG_UP | ready::ERROR | ready::URGENT;
         self.ended |= (bits & LASTING) as u16;
         if bits & (ready::READ | LASTING) != 0 {
             self.readable = true;

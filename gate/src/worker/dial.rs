@@ -1,5 +1,6 @@
 //! Connecting to backends, one address after the other.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,6 +27,19 @@ const REDIAL: Duration = Duration::from_millis(5);
 /// How many of them may fail again at a time: a server that hangs with a full
 /// backlog must not keep the loop busy.
 const REDIALS_MAX: usize = 64;
+
+/// What a worker knows of dialling.
+#[derive(Debug, Default)]
+pub(super) struct Dialing {
+    /// Connections, with their generation, whose backend is dialled again.
+    pub again: Vec<(u32, u32)>,
+    /// When that is.
+    pub again_at: Option<Instant>,
+    /// CancelRequests of gate's own that are under way.
+    pub cancels: usize,
+    /// Those that are not yet, with backend and address.
+    pub cancels_waiting: VecDeque<(Vec<u8>, (u16, u8))>,
+}
 
 impl<M: Machine> Worker<M> {
     /// Connects to the backend. A failure is fed in the next round, as every
@@ -87,8 +101,8 @@ impl<M: Machine> Worker<M> {
                 if error.kind() == io::ErrorKind::WouldBlock
                     || matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) =>
             {
-                self.redials.push((id, connection.generation));
-                self.redial_at.get_or_insert(now + REDIAL);
+                self.dialing.again.push((id, connection.generation));
+                self.dialing.again_at.get_or_insert(now + REDIAL);
             }
             Err(error) => {
                 connection.tried |= 1 << address;
@@ -134,8 +148,8 @@ impl<M: Machine> Worker<M> {
     /// Dials again what found no descriptor or a full backlog; the connect
     /// deadline ends it.
     pub(super) fn redial(&mut self, now: Instant) {
-        self.redial_at = None;
-        let mut waiting = std::mem::take(&mut self.redials).into_iter();
+        self.dialing.again_at = None;
+        let mut waiting = std::mem::take(&mut self.dialing.again).into_iter();
         for (id, generation) in waiting.by_ref() {
             let connection = self.connections.get(id as usize);
             let waits = |connection: &Connection<M>| {
@@ -147,23 +161,24 @@ impl<M: Machine> Worker<M> {
             if connection.is_some_and(waits) {
                 self.connect_backend(id, now);
             }
-            if self.redials.len() >= REDIALS_MAX {
+            if self.dialing.again.len() >= REDIALS_MAX {
                 break;
             }
         }
         // Those that had no turn come first the next time.
-        self.redials.splice(0..0, waiting);
+        self.dialing.again.splice(0..0, waiting);
     }
 
     /// A CancelRequest does not say which server it is for: every address of
     /// every backend gets it, and ignores a key that is not its own. The
-    /// client's connection takes the first of them.
+    /// client's connection takes the first of them that is up.
     fn cancel_everywhere(&mut self, id: u32, now: Instant) {
         let connection = &mut self.connections[id as usize];
         let Some(packet) = connection.session.cancel_packet() else {
             return;
         };
-        connection.tried = !1;
+        let first = self.state.backends.order(0).next().unwrap_or(0);
+        connection.tried = !(1 << first);
         let counts: Vec<usize> = self
             .config
             .backends
@@ -171,7 +186,7 @@ impl<M: Machine> Worker<M> {
             .map(|backend| backend.addresses.len())
             .collect();
         for (backend, addresses) in counts.into_iter().enumerate() {
-            for address in usize::from(backend == 0)..addresses {
+            for address in (0..addresses).filter(|address| (backend, *address) != (0, first)) {
                 self.cancel_query(packet.clone(), (backend as u16, address as u8), now);
             }
         }
@@ -180,20 +195,20 @@ impl<M: Machine> Worker<M> {
     /// Sends a CancelRequest to an address of a backend, over a connection of
     /// gate's own: now, or when some of those under way have ended.
     pub(super) fn cancel_query(&mut self, packet: Vec<u8>, place: (u16, u8), now: Instant) {
-        if self.cancels < CANCELS_MAX {
+        if self.dialing.cancels < CANCELS_MAX {
             self.send_cancel(packet, place, now);
-        } else if self.cancels_waiting.len() < CANCELS_WAITING_MAX {
-            self.cancels_waiting.push_back((packet, place));
+        } else if self.dialing.cancels_waiting.len() < CANCELS_WAITING_MAX {
+            self.dialing.cancels_waiting.push_back((packet, place));
         }
     }
 
     /// Sends those that had to wait.
     pub(super) fn send_waiting_cancels(&mut self, now: Instant) {
         if self.phase == Phase::Stopping {
-            self.cancels_waiting.clear();
+            self.dialing.cancels_waiting.clear();
         }
-        while self.cancels < CANCELS_MAX
-            && let Some((packet, place)) = self.cancels_waiting.pop_front()
+        while self.dialing.cancels < CANCELS_MAX
+            && let Some((packet, place)) = self.dialing.cancels_waiting.pop_front()
         {
             self.send_cancel(packet, place, now);
         }
@@ -205,7 +220,7 @@ impl<M: Machine> Worker<M> {
         let (backend, address) = place;
         connection.backend_index = backend;
         connection.tried = !(1 << address);
-        self.cancels += 1;
+        self.dialing.cancels += 1;
         let id = self.insert(connection);
         self.start(id, now);
     }
@@ -221,8 +236,8 @@ impl<M: Machine> Worker<M> {
         }
         if self.state.take_fds(1) {
             connection.fds += 1;
-        } else if self.on_reserve < reserve {
-            self.on_reserve += 1;
+        } else if self.accepting.on_reserve < reserve {
+            self.accepting.on_reserve += 1;
             connection.on_reserve = true;
         } else {
             return false;

@@ -1,4 +1,5 @@
-//! Who is evicted when too many have not said what they want.
+//! Silent clients: when more are pending than `max_pending` allows, those of the
+//! source that has most of them are turned away, the longest silent first.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ impl<M: Machine> Worker<M> {
     /// to the eviction. Most clients speak at once, and are spared that.
     pub(super) fn settle_newcomers(&mut self, until: Instant) {
         while let Some((_, id, generation)) = self
+            .accepting
             .newcomers
             .pop_front_if(|(accepted, ..)| *accepted <= until)
         {

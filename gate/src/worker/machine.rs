@@ -65,6 +65,8 @@ pub mod ready {
     pub const READ: u32 = libc::POLLIN as u32;
     /// There may be room to write.
     pub const WRITE: u32 = libc::POLLOUT as u32;
+    /// There is an urgent byte, at which reads end early.
+    pub const URGENT: u32 = libc::POLLPRI as u32;
     /// The peer has ended its side.
     pub const PEER_ENDED: u32 = libc::POLLRDHUP as u32;
     /// Both sides have ended.

@@ -2,15 +2,16 @@
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `mod.rs` | the loop: completions, work left over, deadlines, teardown |
+//! | `mod.rs` | the loop: completions, work left over, deadlines |
 //! | `machine.rs` | what it needs of the machine: sockets, ring, pipes, clock |
 //! | `linux.rs` | the real machine |
 //! | `accept.rs` | new connections, running out of descriptors |
-//! | `evict.rs` | eviction of those who have not spoken |
+//! | `evict.rs` | turns silent clients away when too many are |
 //! | `actions.rs` | carries out what a session decides |
 //! | `admit.rs` | asks the ledger |
 //! | `dial.rs` | connects to backends |
 //! | `relay.rs`, `flow.rs` | move bytes |
+//! | `close.rs` | ends connections and gives back what they held |
 //! | `connection.rs` | what is held for one connection |
 //! | `inspect.rs` | tells the control plane of the sessions |
 //! | `timers.rs` | deadlines |
@@ -20,6 +21,7 @@
 mod accept;
 mod actions;
 mod admit;
+mod close;
 mod connection;
 mod dial;
 mod evict;
@@ -30,6 +32,7 @@ mod machine;
 mod relay;
 mod timers;
 
+pub use accept::Listening;
 pub use linux::Linux;
 pub use machine::{Completion, Event, Key, Kind, Machine, Submitted, Watch, ready};
 
@@ -37,7 +40,6 @@ use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use slab::Slab;
@@ -51,7 +53,10 @@ use crate::session::outcome::Reason;
 use crate::state::{Phase, State};
 use crate::stats::Stats;
 
+use accept::Accepting;
+use admit::Waiters;
 use connection::{Connection, Mode, PollState};
+use dial::Dialing;
 use flow::Pipes;
 use inspect::Listing;
 use timers::Timers;
@@ -65,34 +70,6 @@ pub const PIPE_BYTES: usize = 1 << 20;
 /// would be noticed.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// A listening socket of this worker.
-pub struct Listening<L> {
-    /// Bound and listening, non-blocking.
-    pub socket: L,
-    /// Place of its listener in the configuration.
-    pub place: usize,
-    /// Index of its words in the ledger.
-    pub index: u32,
-    /// Accepting ended and is to be armed again.
-    paused: bool,
-    /// One at a time where the operation that accepts many was refused.
-    accepts: Watch,
-}
-
-impl<L> Listening<L> {
-    /// A listener that is not armed yet.
-    #[must_use]
-    pub fn new(socket: L, place: usize, index: u32) -> Self {
-        Self {
-            socket,
-            place,
-            index,
-            paused: true,
-            accepts: Watch::Changes,
-        }
-    }
-}
-
 /// See the module.
 pub struct Worker<M: Machine> {
     id: usize,
@@ -102,53 +79,36 @@ pub struct Worker<M: Machine> {
     config: Arc<Config>,
     deadlines: Arc<Deadlines>,
     phase: Phase,
-    /// Several of one listener if a gate with more workers was taken over.
-    listeners: Vec<Listening<M::Listener>>,
-    /// Accepts no more, and ends with the last connection.
-    leaving: bool,
+    accepting: Accepting<M::Listener>,
+    dialing: Dialing,
+    waiters: Waiters,
+    turns: Turns,
     connections: Slab<Connection<M>>,
     completions: Vec<Completion<M::Socket>>,
     pipes: Pipes<M::Pipe>,
     generation: u32,
     timers: Timers,
     pending: PendingSet,
-    /// Those accepted in this round.
-    fresh: Vec<u32>,
-    /// Those accepted lately, with their generation, not in `pending` yet.
-    newcomers: VecDeque<(Instant, u32, u32)>,
     names: NameCache,
     /// Identities of sessions, to be shared.
     identities: HashSet<Arc<Identity>>,
+    actions: Vec<Action>,
+    hot: Box<[u8]>,
+    /// When the last round of the loop ended.
+    asleep: Instant,
+    /// What the control plane asked, oldest first.
+    listings: VecDeque<Listing>,
+}
+
+/// Whose turn comes in the next round of the loop.
+#[derive(Debug, Default)]
+struct Turns {
     /// Connections with work left over.
     runnable: VecDeque<u32>,
     /// Those that have bulk to move.
     bulk: VecDeque<u32>,
     /// Connections that may be closed.
     finished: Vec<u32>,
-    actions: Vec<Action>,
-    hot: Box<[u8]>,
-    /// When paused listeners are armed again.
-    accept_retry: Option<Instant>,
-    /// Connections, with their generation, whose backend is dialled again.
-    redials: Vec<(u32, u32)>,
-    redial_at: Option<Instant>,
-    /// CancelRequests of gate's own that are under way.
-    cancels: usize,
-    /// Those that are not yet, with backend and address.
-    cancels_waiting: VecDeque<(Vec<u8>, (u16, u8))>,
-    /// Connections that wait for a slot.
-    waiters: usize,
-    /// When those that wait ask again.
-    look_at: Option<Instant>,
-    /// A connection lives on the spare descriptor.
-    spare_lent: bool,
-    /// Connections being refused for want of descriptors.
-    on_reserve: u64,
-    exhausted: bool,
-    /// When the last round of the loop ended.
-    asleep: Instant,
-    /// What the control plane asked, oldest first.
-    listings: VecDeque<Listing>,
 }
 
 /// What a worker holds at a moment. All zero once every connection is closed.
@@ -182,33 +142,20 @@ impl<M: Machine> Worker<M> {
             deadlines: Arc::new(deadlines(&config)),
             config,
             phase: Phase::Starting,
-            listeners,
-            leaving: false,
+            accepting: Accepting::new(listeners),
+            dialing: Dialing::default(),
+            waiters: Waiters::default(),
+            turns: Turns::default(),
             connections: Slab::new(),
             completions: Vec::new(),
             pipes: Pipes::new(state.pipes_max / state.stats.len()),
             generation: 0,
             timers: Timers::new(now),
             pending: PendingSet::default(),
-            fresh: Vec::new(),
-            newcomers: VecDeque::new(),
             names: NameCache::default(),
             identities: HashSet::new(),
-            runnable: VecDeque::new(),
-            bulk: VecDeque::new(),
-            finished: Vec::new(),
             actions: Vec::new(),
             hot: vec![0; HOT_BYTES].into_boxed_slice(),
-            accept_retry: None,
-            redials: Vec::new(),
-            redial_at: None,
-            cancels: 0,
-            cancels_waiting: VecDeque::new(),
-            waiters: 0,
-            look_at: None,
-            spare_lent: false,
-            on_reserve: 0,
-            exhausted: false,
             asleep: now,
             machine,
             listings: VecDeque::new(),
@@ -251,33 +198,33 @@ impl<M: Machine> Worker<M> {
         }
         self.completions = completions;
         self.begin_fresh(now);
-        for _ in 0..self.runnable.len() {
-            if let Some(id) = self.runnable.pop_front() {
+        for _ in 0..self.turns.runnable.len() {
+            if let Some(id) = self.turns.runnable.pop_front() {
                 self.resume(id, now);
             }
         }
         // One in a round: whoever has a small message waits for one turn of bulk
         // at most, however many sessions have bulk.
-        if let Some(id) = self.bulk.pop_front() {
+        if let Some(id) = self.turns.bulk.pop_front() {
             self.resume(id, now);
         }
         while let Some(id) = self.timers.pop_expired(now) {
             self.expire(id, now);
         }
         self.settle_newcomers(now - evict::NEW);
-        if self.accept_retry.is_some_and(|at| at <= now) {
+        if self.accepting.retry_at.is_some_and(|at| at <= now) {
             self.arm_listeners()?;
         }
-        if self.redial_at.is_some_and(|at| at <= now) {
+        if self.dialing.again_at.is_some_and(|at| at <= now) {
             self.redial(now);
         }
-        if self.waiters > 0 && self.look_at.is_none_or(|at| at <= now) {
+        if self.waiters.count > 0 && self.waiters.look_at.is_none_or(|at| at <= now) {
             self.offer_turns(now);
         }
         self.answer_inquiries(now);
         self.close_finished();
         self.send_waiting_cancels(now);
-        if self.leaving {
+        if self.accepting.leaving {
             self.close_listeners(now);
         }
         let ends = self.phase == Phase::Stopping || self.has_left();
@@ -313,9 +260,9 @@ impl<M: Machine> Worker<M> {
     /// How long its next round waits at most, from the end of its last one on.
     #[must_use]
     pub fn timeout(&self) -> Duration {
-        let is_idle = self.runnable.is_empty()
-            && self.bulk.is_empty()
-            && self.finished.is_empty()
+        let is_idle = self.turns.runnable.is_empty()
+            && self.turns.bulk.is_empty()
+            && self.turns.finished.is_empty()
             && self.listings.is_empty();
         if !is_idle {
             return Duration::ZERO;
@@ -324,9 +271,9 @@ impl<M: Machine> Worker<M> {
             .timers
             .next()
             .into_iter()
-            .chain(self.accept_retry)
-            .chain(self.redial_at)
-            .chain(self.look_at)
+            .chain(self.accepting.retry_at)
+            .chain(self.dialing.again_at)
+            .chain(self.waiters.look_at)
             .min();
         next.map_or(WAIT_MAX, |at| {
             at.saturating_duration_since(self.asleep).min(WAIT_MAX)
@@ -340,8 +287,7 @@ impl<M: Machine> Worker<M> {
                 self.recovered();
                 self.on_accepted(key.index as usize, socket, now);
                 if !more {
-                    self.listeners[key.index as usize].paused = true;
-                    self.arm_listeners()?;
+                    self.on_accept_ended(key.index as usize)?;
                 }
             }
             Event::AcceptFailed(error) => {
@@ -349,7 +295,7 @@ impl<M: Machine> Worker<M> {
             }
             Event::Ready(_) | Event::PollEnded if key.kind == Kind::Waker => {
                 self.machine.clear_waker();
-                self.look_at = None;
+                self.waiters.look_at = None;
                 if !more {
                     self.machine.poll_waker(key)?;
                 }
@@ -399,7 +345,7 @@ impl<M: Machine> Worker<M> {
             Mode::Lingering => self.drop_client_data(id, now),
             Mode::Closing => {
                 if self.connections[id as usize].is_quiet() {
-                    self.finished.push(id);
+                    self.turns.finished.push(id);
                 }
             }
         }
@@ -422,9 +368,9 @@ impl<M: Machine> Worker<M> {
         if !connection.queued {
             connection.queued = true;
             if connection.mode == Mode::Relaying && connection.is_bulk() {
-                self.bulk.push_back(id);
+                self.turns.bulk.push_back(id);
             } else {
-                self.runnable.push_back(id);
+                self.turns.runnable.push_back(id);
             }
         }
     }
@@ -482,52 +428,6 @@ impl<M: Machine> Worker<M> {
             }
         }
         Ok(())
-    }
-
-    /// Closes what has no operation in flight: the backend before the client,
-    /// whose close gives the slots back.
-    fn close_finished(&mut self) {
-        while let Some(id) = self.finished.pop() {
-            if !self.connections.contains(id as usize) {
-                continue;
-            }
-            let mut connection = self.connections.remove(id as usize);
-            self.stats.holds(self.connections.len());
-            // Before the close: between the two it counts once too often, and
-            // another worker evicts one too many rather than one too few.
-            if connection.evicted {
-                self.state.evicting.fetch_sub(1, Ordering::Relaxed);
-            }
-            self.pipes.take_back(connection.up.give_pipe());
-            self.pipes.take_back(connection.down.give_pipe());
-            if let Some(backend) = connection.backend.take() {
-                self.machine.close(backend.socket);
-            }
-            match connection.client.take() {
-                Some(client) if connection.reset_client => self.machine.reset(client.socket),
-                Some(client) => self.machine.close(client.socket),
-                None => {}
-            }
-            // Whoever has no entry has no client.
-            if connection.entry.is_none() {
-                self.cancels -= 1;
-            }
-            if let Some(entry) = connection.entry.take() {
-                self.state.ledger.closed(entry);
-                // A storm of refusals is no reason for those that wait to ask.
-                if connection.admitted {
-                    self.state.slots_released();
-                }
-            }
-            self.state.give_fds(u64::from(connection.fds));
-            if connection.on_reserve {
-                self.on_reserve -= 1;
-            }
-            if connection.on_spare {
-                self.spare_lent = false;
-                self.keep_spare();
-            }
-        }
     }
 }
 

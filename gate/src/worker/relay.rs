@@ -93,7 +93,11 @@ impl<M: Machine> Worker<M> {
                 self.stats.backend_connect_took(took);
                 let place = usize::from(connection.backend_index);
                 let address = usize::from(connection.address);
-                self.state.backends.connected(place, address, now);
+                // A cancel goes to the addresses that are down too, and a hung
+                // server's kernel accepts.
+                if connection.session.identity().is_some() {
+                    self.state.backends.connected(place, address, now);
+                }
                 self.feed(id, Input::Connected, now);
             }
             // Still connecting.

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use gate::waiting::LOOK_AGAIN;
 use gate::worker::Key;
-use gate_common::errno::AdmitErrno;
 
 use super::client::Client;
 use super::limits;
@@ -52,9 +51,6 @@ pub fn asked(world: &mut World, line: usize, key: Key, code: i32, in_flight: boo
         {
             world.saw("a slot of another worker is got after a wait");
         }
-    }
-    if code == AdmitErrno::Stale.code() {
-        world.saw("a slot went to another name");
     }
     let turn = &mut world.clients[number].turn;
     turn.admitted |= code == 0;

@@ -2,16 +2,17 @@
 //! both sides are set up.
 
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use gate_tests::backend::{FakeBackend, Script};
 use gate_tests::clients::{both_streams, psql};
 use gate_tests::gate::{Gate, Plan};
 use gate_tests::host;
+use gate_tests::pair::free_listener;
 use gate_tests::postgres::Postgres;
 use gate_tests::session::Session;
 use gate_tests::suite::{Plane, Stage, Suite};
@@ -41,6 +42,11 @@ pub fn register(suite: &mut Suite) {
         "checks_leave_no_line_in_the_log_of_postgresql",
         silent_checks,
     );
+    suite.local(
+        "c1_a_cancel_is_over_though_the_first_address_hangs",
+        cancel_past_hung_address,
+    );
+    suite.local("a_cancel_takes_no_address_for_up", cancel_is_no_check);
 }
 
 fn socket_of(postgres: &Postgres) -> PathBuf {
@@ -269,5 +275,51 @@ fn silent_checks(stage: &Stage) -> Result<()> {
             .sum("gate_backend_up", &[("backend", "pair")]),
         2.0
     );
+    Ok(())
+}
+
+/// A gate whose first address is down: its kernel accepts, and nobody answers.
+fn with_hung_address(stage: &Stage) -> Result<(Gate, TcpListener)> {
+    let hung = free_listener()?;
+    let mut plan = Plan::new(stage.plane, stage.postgres.address(), "check = \"500ms\"");
+    plan.backend = format!("{}, {}", hung.local_addr()?, stage.postgres.address());
+    let gate = Gate::start_plan(plan)?;
+    host::eventually_true(SOON, "the first address is down", || {
+        Ok(!is_up(&gate, &hung)?)
+    })?;
+    Ok((gate, hung))
+}
+
+fn is_up(gate: &Gate, at: &TcpListener) -> Result<bool> {
+    let address = at.local_addr()?.to_string();
+    let labels = [("address", address.as_str())];
+    Ok(gate.metrics()?.sum("gate_backend_up", &labels) == 1.0)
+}
+
+/// psql waits for the end of its cancel: it goes to the address that is up.
+fn cancel_past_hung_address(stage: &Stage) -> Result<()> {
+    let (gate, _hung) = with_hung_address(stage)?;
+    let mut session = gate.open("app", "prod")?;
+    session.wire.send(&wire::query("select pg_sleep(30)"))?;
+    thread::sleep(Duration::from_millis(200));
+    let mut cancel = Wire::connect(gate.address())?;
+    cancel.send(&session.cancel_packet())?;
+    let start = Instant::now();
+    assert_eq!(cancel.rest(SOON * 3)?, b"");
+    let took = start.elapsed();
+    assert_eq!(session.answer().expect_err("cancelled").code(), "57014");
+    assert!(took < SOON, "the cancel was open for {took:?}");
+    Ok(())
+}
+
+/// Or any stranger could send all sessions to a server that hangs.
+fn cancel_is_no_check(stage: &Stage) -> Result<()> {
+    let (gate, hung) = with_hung_address(stage)?;
+    for _ in 0..5 {
+        Wire::connect(gate.address())?.send(&wire::cancel(1, b"none"))?;
+        thread::sleep(Duration::from_millis(100));
+        assert!(!is_up(&gate, &hung)?, "a cancel made it up");
+    }
+    gate.open("app", "prod")?.close()?;
     Ok(())
 }

@@ -258,7 +258,7 @@ fn second_instance(stage: &Stage) -> Result<()> {
 
 fn same_pins(stage: &Stage) -> Result<()> {
     let settings = "[limits]\nmax_connections = 7";
-    let gate = Gate::start(stage.plane, stage.postgres.address(), settings)?;
+    let mut gate = Gate::start(stage.plane, stage.postgres.address(), settings)?;
     let elsewhere = tempfile::tempdir()?;
     let control = elsewhere.path().join("control.sock");
     let mut plan = Plan::new(stage.plane, stage.postgres.address(), "");
@@ -268,8 +268,18 @@ fn same_pins(stage: &Stage) -> Result<()> {
     assert_eq!(status.code(), Some(1));
     assert!(twin.logged("another gate") > 0, "{:?}", twin.log());
     assert_eq!(gate.connections()?.0["total"]["limit"], 7);
+    // One control socket is silent, and the gate at the other one serves.
+    let status = twin.gatectl(&["status"])?;
+    assert!(status.contains("unreachable"), "{status}");
+    let refused = twin.gatectl_output(&["sessions"])?;
+    let error = String::from_utf8_lossy(&refused.stderr);
+    assert!(error.contains("--control"), "{error}");
     gate.open("app", "prod")?.close()?;
-    gate.wait_empty(SOON)
+    gate.wait_empty(SOON)?;
+    gate.kill()?;
+    let status = twin.gatectl(&["status"])?;
+    assert!(status.contains("down;"), "{status}");
+    Ok(())
 }
 
 fn port_held(stage: &Stage) -> Result<()> {
@@ -279,6 +289,8 @@ fn port_held(stage: &Stage) -> Result<()> {
         // With SO_REUSEPORT on both sides the second bind would succeed, and
         // each program would get half of the clients.
         let holder = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        // Connections of others that ended here lately do not matter.
+        holder.set_reuse_address(true)?;
         holder.set_reuse_port(shares_port)?;
         holder.bind(&gate.address().into())?;
         holder.listen(8)?;

@@ -1,5 +1,6 @@
 //! Bytes, half-closes, resets and cancels between a client and its backend.
 
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,9 +10,11 @@ use gate_tests::backend::{FakeBackend, Script};
 use gate_tests::clients::{both_streams, libpq};
 use gate_tests::gate::Gate;
 use gate_tests::host;
+use gate_tests::pair::HeldBackend;
 use gate_tests::session::Session;
 use gate_tests::suite::{Stage, Suite};
 use gate_tests::wire::{self, Wire, message};
+use socket2::SockRef;
 
 const SOON: Duration = Duration::from_secs(2);
 
@@ -50,6 +53,7 @@ pub fn register(suite: &mut Suite) {
         slow_reader,
     );
     suite.both("pgbench_runs_clean", pgbench);
+    suite.both("urgent_bytes_do_not_hold_up_those_behind", urgent_bytes);
 }
 
 fn full_gate_cancels(stage: &Stage) -> Result<()> {
@@ -118,10 +122,11 @@ fn reset_holds_slot(stage: &Stage) -> Result<()> {
         thread::sleep(Duration::from_millis(50));
     }
     assert_eq!(backend.open(), 1);
+    let cancel = wire::cancel(7, &[1, 2, 3, 4]);
     assert_eq!(
         backend.cancels(),
-        [wire::cancel(7, &[1, 2, 3, 4])],
-        "gate cancels for the client"
+        [cancel.clone(), cancel],
+        "gate cancels for the client, and once more after a second"
     );
     assert_eq!(gate.connections()?.user("app").active, 1);
     backend.release();
@@ -380,4 +385,28 @@ fn bench(address: SocketAddr, database: &str, arguments: &[&str]) -> Result<Stri
     ensure!(output.status.success(), "pgbench {arguments:?}: {said}");
     ensure!(!said.contains("error:"), "pgbench {arguments:?}: {said}");
     Ok(said)
+}
+
+/// recv(2) ends at the urgent byte: a short read that has not emptied the socket.
+/// PostgreSQL never sees that byte, and goes on.
+fn urgent_bytes(stage: &Stage) -> Result<()> {
+    let held = HeldBackend::start()?;
+    let gate = Gate::start(stage.plane, held.address()?, "")?;
+    let mut pair = held.open(gate.address(), "app", "prod")?;
+    pair.backend.set_read_timeout(Some(SOON))?;
+    for _ in 0..10 {
+        // All of it is there before gate reads.
+        gate.signal(libc::SIGSTOP)?;
+        pair.client.write_all(b"before")?;
+        SockRef::from(&pair.client).send_out_of_band(b"!")?;
+        pair.client.write_all(b"behind")?;
+        thread::sleep(Duration::from_millis(50));
+        gate.signal(libc::SIGCONT)?;
+        let mut got = [0; 12];
+        pair.backend.read_exact(&mut got).context("both halves")?;
+        assert_eq!(got, *b"beforebehind");
+    }
+    drop(pair);
+    held.forget();
+    gate.wait_empty(SOON)
 }

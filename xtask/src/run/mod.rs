@@ -29,7 +29,8 @@ Examples:\n  cargo xtask run\n  cargo xtask run --backend 10.0.0.7:5432 --listen
 cargo xtask run --kernel off --workers 1"
 )]
 pub struct Args {
-    /// PostgreSQL to stand in front of: host:port, IPv6 addresses in brackets
+    /// PostgreSQL to stand in front of: host:port, IPv6 addresses in brackets, or the path of a unix
+    /// socket or of its directory
     #[arg(long, value_name = "ADDR")]
     backend: Option<String>,
 

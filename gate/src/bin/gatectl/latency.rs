@@ -7,7 +7,7 @@ use gate::control::api::{Latencies, LatencyEntry};
 use gate::stats::{Latency, histogram};
 
 use crate::output::{Output, Table, write};
-use crate::target::{Failure, Target};
+use crate::target::{EXIT_USAGE, Failure, Target};
 
 /// As in the class AbstractHistogram of Java's HdrHistogram, whose layout the
 /// percentile text has.
@@ -17,13 +17,19 @@ const TICKS_PER_HALF_DISTANCE: u32 = 5;
 pub struct Options {
     /// Of this worker alone
     #[arg(long, value_name = "N")]
-    worker: Option<usize>,
+    pub worker: Option<usize>,
     /// Print the percentiles of one kind as HdrHistogram's .hgrm text, in microseconds
     #[arg(long, value_name = "KIND", value_parser = Latency::ALL.map(Latency::label))]
-    hgrm: Option<String>,
+    pub hgrm: Option<String>,
 }
 
 pub fn run(options: &Options, target: &Target, output: Output) -> Result<(), Failure> {
+    if options.hgrm.is_some() && output.json {
+        return Err(Failure {
+            exit: EXIT_USAGE,
+            message: "--hgrm is a text of its own: give it without --json".to_owned(),
+        });
+    }
     let mut path = format!("/latency?cells={}", options.hgrm.is_some());
     if let Some(worker) = options.worker {
         path += &format!("&worker={worker}");

@@ -32,9 +32,9 @@ use target::{Failure, Target};
 #[derive(Parser)]
 #[command(name = "gatectl", version)]
 struct Line {
-    /// Name of the instance
-    #[arg(long, global = true, value_name = "NAME", env = "GATE_INSTANCE", default_value = "default", value_parser = instance)]
-    instance: String,
+    /// Name of the instance [default: default]
+    #[arg(long, global = true, value_name = "NAME", env = "GATE_INSTANCE", value_parser = instance)]
+    instance: Option<String>,
     /// Its control socket [default: /run/gate/INSTANCE/control.sock]
     #[arg(long, global = true, value_name = "PATH", env = "GATE_CONTROL")]
     control: Option<PathBuf>,
@@ -73,7 +73,11 @@ fn main() -> ExitCode {
     let line = Line::parse();
     let target = Target::new(line.instance, line.control);
     let output = Output { json: line.json };
-    match run(line.command, &target, output) {
+    let done = match line.command {
+        Command::Completions { shell } => completions::run::<Line>(shell, output),
+        command => target.check().and_then(|()| run(command, &target, output)),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure { exit, message }) => {
             eprintln!("gatectl: {message}");
@@ -91,7 +95,7 @@ fn run(command: Command, target: &Target, output: Output) -> Result<(), Failure>
         Command::Limits(command) => limits::run(command, target, output),
         Command::Drain => drain::run(target, output),
         Command::Reload => reload::run(target, output),
-        Command::Completions { shell } => completions::run::<Line>(shell, output),
+        Command::Completions { .. } => Ok(()),
     }
 }
 

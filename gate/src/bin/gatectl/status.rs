@@ -6,7 +6,7 @@ use gate::control::api::{AcceptQueue, BackendHealth, Process, Status, WorkerLoad
 
 use crate::connections::listener_table;
 use crate::output::{Output, Table, limit};
-use crate::target::{Failure, Target};
+use crate::target::{Failure, Target, UNREACHABLE};
 
 /// More workers than these are summed up in a line.
 const WORKERS_SHOWN: usize = 8;
@@ -67,10 +67,16 @@ pub fn text(status: &Status) -> String {
         }
     }
     if status.runtime_limits > 0 {
-        let note = "`gatectl limits export` makes it configuration; a reboot loses it";
+        let until = match connections.kernel.state.as_str() {
+            "active" => "a reboot loses it",
+            _ => "the end of gate loses it",
+        };
         lines.push((
             "set at runtime",
-            format!("{}; {note}", status.runtime_limits),
+            format!(
+                "{}; `gatectl limits export` makes it configuration; {until}",
+                status.runtime_limits
+            ),
         ));
     }
     let mut text = String::new();
@@ -163,6 +169,10 @@ fn numbers(numbers: &[u32]) -> String {
 
 fn state(status: &Status) -> String {
     match &status.process {
+        None if status.state == UNREACHABLE => {
+            "unreachable: a gate runs, but not at this control socket; name its own with --control"
+                .to_owned()
+        }
         None => format!("{}; the kernel's counts and limits stand", status.state),
         Some(process) => {
             let uptime = humantime::format_duration(Duration::from_secs(process.uptime_seconds));

@@ -10,6 +10,7 @@ use std::time::Duration;
 use gate::config;
 use gate::control::api::{self, Status};
 use gate::control::status;
+use gate::host::PinsLock;
 use gate::kernel::{KernelError, Maps};
 use gate::ledger::Ledger;
 use gate::state::{KernelState, ListenerInfo};
@@ -22,6 +23,8 @@ use crate::client::{self, Answer};
 
 /// Refused or failed.
 pub const EXIT_FAILED: u8 = 1;
+/// A command line that cannot be.
+pub const EXIT_USAGE: u8 = 2;
 /// No such instance.
 pub const EXIT_NO_INSTANCE: u8 = 4;
 
@@ -30,6 +33,9 @@ pub const EXIT_NO_INSTANCE: u8 = 4;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// For an answer that needs files and name servers.
 const LONG_PATIENCE: Duration = Duration::from_secs(30);
+
+/// The state of a gate that runs, but not at this control socket.
+pub const UNREACHABLE: &str = "unreachable";
 
 /// Why a command failed.
 #[derive(Debug)]
@@ -51,6 +57,17 @@ impl Failure {
 pub struct Target {
     instance: String,
     control: PathBuf,
+    /// What the command line or the environment named.
+    names: Names,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Names {
+    /// The instance, or nothing: the control socket is where it has it by default.
+    Instance,
+    /// The control socket only: its gate tells which instance it is.
+    Control,
+    Both,
 }
 
 /// Where a command found the instance.
@@ -62,9 +79,45 @@ pub enum Reached<T> {
 }
 
 impl Target {
-    pub fn new(instance: String, control: Option<PathBuf>) -> Self {
+    pub fn new(instance: Option<String>, control: Option<PathBuf>) -> Self {
+        let names = match (&instance, &control) {
+            (_, None) => Names::Instance,
+            (None, Some(_)) => Names::Control,
+            (Some(_), Some(_)) => Names::Both,
+        };
+        let instance = instance.unwrap_or_else(|| config::DEFAULT_INSTANCE.to_owned());
         let control = control.unwrap_or_else(|| config::control_path(&instance));
-        Self { instance, control }
+        Self {
+            instance,
+            control,
+            names,
+        }
+    }
+
+    /// Whether a control socket and an instance that were both named belong
+    /// together: one of them may be left over in the environment, and a drain of
+    /// the other gate cannot be taken back.
+    pub fn check(&self) -> Result<(), Failure> {
+        if self.names != Names::Both {
+            return Ok(());
+        }
+        let Ok(answer) = client::ask(&self.control, Method::GET, "/status", None, PATIENCE) else {
+            return Ok(());
+        };
+        let status: Status = decode(&checked(answer)?.body)?;
+        if status.instance == self.instance {
+            return Ok(());
+        }
+        Err(Failure {
+            exit: EXIT_USAGE,
+            message: format!(
+                "the gate at {} is instance `{}`, not `{}`; name one of the two only, by --control (GATE_CONTROL) \
+                 or by --instance (GATE_INSTANCE)",
+                self.control.display(),
+                status.instance,
+                self.instance
+            ),
+        })
     }
 
     /// Reads something: from the running gate, else from `read` on the maps.
@@ -84,13 +137,15 @@ impl Target {
         match client::ask(&self.control, Method::GET, "/status", None, PATIENCE) {
             Ok(answer) => decode(&checked(answer)?.body),
             Err(silence) => {
-                let ledger = self.maps(&silence)?;
+                let (ledger, runs) = self.maps_and_gate(&silence)?;
                 let listeners = listeners(&ledger)?;
                 let kernel = KernelState::Active;
                 let mut status = status::of_ledger(&self.instance, &ledger, &listeners, &kernel)
                     .map_err(Failure::new)?;
                 if silence.kind() == io::ErrorKind::TimedOut {
                     "unresponsive".clone_into(&mut status.state);
+                } else if runs {
+                    UNREACHABLE.clone_into(&mut status.state);
                 }
                 Ok(status)
             }
@@ -153,10 +208,14 @@ impl Target {
         match client::ask(&self.control, method, path, body, LONG_PATIENCE) {
             Ok(answer) => decode(&checked(answer)?.body),
             Err(silence) => {
-                self.maps(&silence)?;
+                let (_, runs) = self.maps_and_gate(&silence)?;
+                let cure = if runs && silence.kind() != io::ErrorKind::TimedOut {
+                    "but one runs: name its control socket with --control"
+                } else {
+                    "its pinned maps are there, so `gatectl limits` and `gatectl status` work without it"
+                };
                 Err(Failure::new(format!(
-                    "no gate `{}` answers at {}: {silence}; its pinned maps are there, so \
-                     `gatectl limits` and `gatectl status` work without it",
+                    "no gate `{}` answers at {}: {silence}; {cure}",
                     self.instance,
                     self.control.display()
                 )))
@@ -165,8 +224,26 @@ impl Target {
     }
 
     fn maps(&self, silence: &io::Error) -> Result<Ledger, Failure> {
+        self.maps_and_gate(silence).map(|(ledger, _)| ledger)
+    }
+
+    /// The maps, and whether a gate runs on them: it may have its control socket
+    /// elsewhere.
+    fn maps_and_gate(&self, silence: &io::Error) -> Result<(Ledger, bool), Failure> {
+        if self.names == Names::Control {
+            return Err(Failure {
+                exit: EXIT_NO_INSTANCE,
+                message: format!(
+                    "no gate answers at {}: {silence}; to read what it has left, name its instance with --instance",
+                    self.control.display()
+                ),
+            });
+        }
         match Maps::open(&self.instance) {
-            Ok(maps) => Ok(Ledger::kernel(Arc::new(maps))),
+            Ok(maps) => {
+                let runs = PinsLock::is_held(maps.directory());
+                Ok((Ledger::kernel(Arc::new(maps)), runs))
+            }
             Err(error) => Err(self.unreachable(&error, silence)),
         }
     }

@@ -102,7 +102,7 @@ impl Gate {
 
     fn target(&self) -> Target {
         let socket = self.directory.path().join("control.sock");
-        Target::new("in-test-without-maps".to_owned(), Some(socket))
+        Target::new(Some("in-test-without-maps".to_owned()), Some(socket))
     }
 }
 
@@ -171,6 +171,33 @@ fn the_status_is_one_screen() {
         "{text}"
     );
     assert!(text.lines().count() < 24, "{text}");
+}
+
+#[test]
+fn a_status_without_an_answer_says_what_the_lock_and_the_maps_say() {
+    let gate = Gate::start();
+    let mut status: Status = gate.target().status().expect("read");
+    status.process = None;
+    let mut line = |state: &str| {
+        state.clone_into(&mut status.state);
+        let text = status::text(&status);
+        let line = text.lines().find(|line| line.starts_with("state"));
+        line.expect("a line").to_owned()
+    };
+    assert!(line("down").ends_with("down; the kernel's counts and limits stand"));
+    assert!(line(target::UNREACHABLE).ends_with("name its own with --control"));
+}
+
+#[test]
+fn percentiles_as_text_are_no_json() {
+    let gate = Gate::start();
+    let options = latency::Options {
+        worker: None,
+        hgrm: Some("loop".to_owned()),
+    };
+    let output = Output { json: true };
+    let failure = latency::run(&options, &gate.target(), output).expect_err("both");
+    assert_eq!(failure.exit, 2);
 }
 
 #[test]
@@ -342,10 +369,44 @@ fn the_status_shows_each_backend_or_of_many_those_that_are_down() {
 }
 
 #[test]
+fn a_control_socket_of_another_instance_is_refused() {
+    let gate = Gate::start();
+    let socket = || Some(gate.directory.path().join("control.sock"));
+    let its_own = Target::new(None, socket()).status().expect("a status");
+    for (instance, is_right) in [
+        (None, true),
+        (Some(its_own.instance), true),
+        (Some("another".to_owned()), false),
+    ] {
+        let failure = Target::new(instance, socket()).check().err();
+        assert_eq!(failure.is_none(), is_right);
+        if let Some(failure) = failure {
+            assert_eq!(failure.exit, target::EXIT_USAGE);
+            assert!(failure.message.contains("`another`"), "{}", failure.message);
+        }
+    }
+}
+
+#[test]
+fn the_maps_of_an_instance_that_was_not_named_are_not_read() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let target = Target::new(None, Some(directory.path().join("nobody.sock")));
+    let Err(failure) = target.status() else {
+        panic!("somebody is there");
+    };
+    assert_eq!(failure.exit, target::EXIT_NO_INSTANCE);
+    assert!(
+        failure.message.contains("--instance"),
+        "{}",
+        failure.message
+    );
+}
+
+#[test]
 fn an_instance_that_is_not_there_is_exit_code_4() {
     let directory = tempfile::tempdir().expect("a directory");
     let socket = directory.path().join("nobody.sock");
-    let target = Target::new("in-test-nobody".to_owned(), Some(socket.clone()));
+    let target = Target::new(Some("in-test-nobody".to_owned()), Some(socket.clone()));
     let failures = [
         target.status().err(),
         target.for_limits().err(),

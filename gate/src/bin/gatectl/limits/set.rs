@@ -7,7 +7,7 @@ use gate::control::limits;
 
 use super::{name_text, print_entry};
 use crate::output::Output;
-use crate::target::{Failure, Reached, Target};
+use crate::target::{EXIT_USAGE, Failure, Reached, Target};
 
 #[derive(Subcommand)]
 pub enum Key {
@@ -79,9 +79,10 @@ fn change(key: Key) -> Result<LimitChange, Failure> {
         Key::PerSource(limit) => plain("per-source", limit),
         Key::Ceiling { mut arguments } => {
             let text = arguments.pop().unwrap_or_default();
-            let value = text
-                .parse()
-                .map_err(|message| Failure { exit: 2, message })?;
+            let value = text.parse().map_err(|message| Failure {
+                exit: EXIT_USAGE,
+                message,
+            })?;
             make("ceiling", arguments.pop(), value)
         }
     })

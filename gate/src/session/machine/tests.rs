@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use super::super::event::{Action, Count, Deadlines, Input};
 use super::*;
+use crate::session::event::{Action, Count, Deadlines, Input};
+use crate::session::outcome::{CancelOutcome, ConnectFailure, WaitOutcome};
 
-#[path = "machine_schedule_tests.rs"]
 mod schedules;
 
 const DEADLINES: Deadlines = Deadlines {
@@ -314,6 +314,26 @@ fn g1_a_half_close_holds_the_slot_and_sends_fin_once() {
     driver.feed(Input::ClientLost, Ok(()));
     assert!(!driver.closed);
     assert_eq!(driver.backend_ended, 1);
+}
+
+#[test]
+fn a_login_that_the_server_refuses_counts_the_same_whoever_closes_first() {
+    let error = b"E\0\0\0\x05\0";
+    let ends: [&[Input<'_>]; 3] = [
+        &[Input::BackendEnded],
+        &[Input::ClientEnded, Input::BackendEnded],
+        &[Input::ClientLost, Input::BackendEnded],
+    ];
+    for inputs in ends {
+        let mut driver = Driver::new(None);
+        driver.feed(Input::ClientData(&startup_packet()), Ok(()));
+        driver.feed(Input::Connected, Ok(()));
+        driver.feed(Input::BackendData(error), Ok(()));
+        for input in inputs {
+            driver.feed(*input, Ok(()));
+        }
+        assert_eq!(driver.counts(), [Count::Closed(CloseReason::LoginFailed)]);
+    }
 }
 
 #[test]
