@@ -3,13 +3,13 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 
 use gate_common::abi::slot;
 use gate_common::limit::Limit;
 
-use crate::admission::Ticket;
+use crate::admission::{Ticket, WantedEvictions};
 use crate::backends::Backends;
 use crate::budget::Beside;
 use crate::config::Config;
@@ -82,7 +82,7 @@ pub struct State {
     /// by the ledger.
     pub evicting: AtomicU64,
     /// Evictions that a worker had no victim for.
-    pub evictions_wanted: AtomicU64,
+    evictions_wanted: Mutex<WantedEvictions>,
     /// Descriptors that sessions of all workers hold.
     pub session_fds: AtomicU64,
     /// Descriptors that sessions may hold together.
@@ -125,7 +125,7 @@ impl State {
             waiting: Waiting::default(),
             inboxes,
             evicting: AtomicU64::new(0),
-            evictions_wanted: AtomicU64::new(0),
+            evictions_wanted: Mutex::default(),
             session_fds: AtomicU64::new(0),
             session_fds_max: u64::MAX,
             pipes_max: PIPES_MAX,
@@ -228,6 +228,13 @@ impl State {
                 room.saturating_sub(total.tokens())
             }
         }
+    }
+
+    /// What workers want of each other.
+    pub fn evictions_wanted(&self) -> MutexGuard<'_, WantedEvictions> {
+        self.evictions_wanted
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends the wait of a client: admitted, out of time, or gone. Returns whether

@@ -3,6 +3,8 @@
 
 mod pending;
 mod waiting;
+mod wanted;
 
 pub use pending::PendingSet;
 pub use waiting::{Join, Ticket, WaitQueue, WaitsFor};
+pub use wanted::WantedEvictions;

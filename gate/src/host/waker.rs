@@ -34,10 +34,10 @@ impl Waker {
         let _ = (&self.file).write(&1_u64.to_ne_bytes());
     }
 
-    /// Takes back all wake-ups so far.
-    pub fn clear(&self) {
+    /// Takes back all wake-ups so far. Returns whether there were any.
+    pub fn clear(&self) -> bool {
         let mut count = [0; 8];
-        let _ = (&self.file).read(&mut count);
+        (&self.file).read(&mut count).is_ok()
     }
 }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use gate_common::abi::{LISTENERS_MAX, ListenerState, NameKey, SLOTS_MAX, SlotRef};
+use gate_common::abi::{LISTENERS_MAX, ListenerState, NameKey, SlotRef};
 use gate_common::cells::Cells;
 use gate_common::limit::{LimitWords, UNLIMITED_TOKENS};
 use gate_common::record::{self, SocketRecord, Verdict};
@@ -24,10 +24,10 @@ pub struct LocalBook {
 }
 
 impl LocalBook {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(slots: u32) -> Self {
         Self {
-            slots: zeroed(SLOTS_MAX),
-            limits: zeroed(SLOTS_MAX),
+            slots: zeroed(slots),
+            limits: zeroed(slots),
             listener_limits: zeroed(LISTENERS_MAX),
             listeners: zeroed(LISTENERS_MAX),
             names: Mutex::default(),

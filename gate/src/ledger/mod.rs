@@ -21,7 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use gate_common::abi::{
-    AdmitRequest, LISTENERS_MAX, ListenerState, NameKey, NameKind, SlotKind, SlotRef, slot,
+    AdmitRequest, LISTENERS_MAX, ListenerState, NameKey, NameKind, SLOTS_MAX, SlotKind, SlotRef,
+    slot,
 };
 use gate_common::errno::AdmitErrno;
 use gate_common::limit::{Limit, LimitWords};
@@ -120,20 +121,25 @@ impl Ledger {
     /// The form that lies in this process.
     #[must_use]
     pub fn local() -> Self {
+        Self::of_slots(SLOTS_MAX)
+    }
+
+    /// The local form for a simulation, with room for so many names. If it
+    /// `asks`, a simulated machine brings the answer of each admission when it
+    /// likes: its errno, or 0, is the request's instance.
+    #[must_use]
+    pub fn simulated(names_max: u32, asks: bool) -> Self {
         Self {
-            form: Form::Local(LocalBook::new()),
-            next_free: AtomicU32::new(0),
-            asks: false,
+            asks,
+            ..Self::of_slots(slot::FIRST_NAMED + names_max.min(SLOTS_MAX - slot::FIRST_NAMED))
         }
     }
 
-    /// The local form for a simulated machine, which brings the answer of each
-    /// admission when it likes: its errno, or 0, is the request's instance.
-    #[must_use]
-    pub fn simulated() -> Self {
+    fn of_slots(slots: u32) -> Self {
         Self {
-            asks: true,
-            ..Self::local()
+            form: Form::Local(LocalBook::new(slots)),
+            next_free: AtomicU32::new(0),
+            asks: false,
         }
     }
 

@@ -156,7 +156,7 @@ impl Ledger {
     }
 
     fn claim_free(&self) -> Option<SlotRef> {
-        let named = SLOTS_MAX - slot::FIRST_NAMED;
+        let named = self.words().len() as u32 - slot::FIRST_NAMED;
         let start = self.next_free.load(Ordering::Relaxed);
         (0..named).find_map(|step| {
             let index = slot::FIRST_NAMED + (start.wrapping_add(step)) % named;
@@ -228,7 +228,7 @@ impl Ledger {
     /// insert their name. A live claimer that loses its slot this way finds
     /// its generation gone and asks again.
     fn free_orphans(&self, names: &[(NameKey, SlotRef)]) -> usize {
-        let mut owned = vec![false; SLOTS_MAX as usize];
+        let mut owned = vec![false; self.words().len()];
         for (key, found) in names {
             if key.kind != NameKind::Listener as u8
                 && let Some(owned) = owned.get_mut(found.index as usize)
@@ -236,7 +236,7 @@ impl Ledger {
                 *owned = true;
             }
         }
-        let named = slot::FIRST_NAMED as usize..SLOTS_MAX as usize;
+        let named = slot::FIRST_NAMED as usize..self.words().len();
         named
             .filter(|index| {
                 let word = &self.words()[*index];

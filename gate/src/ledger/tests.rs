@@ -124,7 +124,7 @@ fn strangers_cannot_fill_the_table_for_good() {
 
 #[test]
 fn nobody_is_asked_while_a_limit_is_reached() {
-    let ledger = Ledger::simulated();
+    let ledger = Ledger::simulated(64, true);
     let mut names = NameCache::default();
     let socket = socket();
     let set = |setting| {

@@ -38,62 +38,85 @@ impl<M: Machine> Worker<M> {
     /// Evicts one pending connection if there are too many. A worker that has
     /// none but the newcomer leaves it to the others.
     pub(super) fn evict_for(&mut self, newcomer: u32, now: Instant) {
-        if self.has_too_many_pending() && !self.evict(Some(newcomer), now) {
-            self.state.evictions_wanted.fetch_add(1, Ordering::Relaxed);
-            // Not this one: it would evict the newcomer.
+        if self.too_many_pending() == 0 {
+            return;
+        }
+        match self.victim(Some(newcomer), now) {
+            Some(victim) => self.evict(victim, now),
+            None => self.want_eviction(),
+        }
+    }
+
+    fn want_eviction(&self) {
+        // Some may have spoken when they were looked at.
+        let too_many = self.too_many_pending();
+        if too_many > 0 {
+            let worker = self.id as u16;
+            self.state.evictions_wanted().want(worker, too_many);
             self.state.wake_others(self.id);
         }
     }
 
     /// Evicts what another worker has no victim for.
     pub(super) fn evict_for_others(&mut self, now: Instant) {
-        while self.state.evictions_wanted.load(Ordering::Relaxed) > 0 {
-            let wanted = &self.state.evictions_wanted;
-            if !self.has_too_many_pending() {
-                // Somebody has spoken or left.
-                return wanted.store(0, Ordering::Relaxed);
-            }
-            let take = |count: u64| count.checked_sub(1);
-            let taken = wanted.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
-            if taken.is_err() {
+        let worker = self.id as u16;
+        // Before a victim is looked for: that reads from it.
+        while self.state.evictions_wanted().is_wanted_of(worker) {
+            let victim = self.victim(None, now);
+            let too_many = self.too_many_pending();
+            let is_taken = {
+                let mut wanted = self.state.evictions_wanted();
+                wanted.forget(too_many);
+                // Others look for one at the same time.
+                victim.is_some() && wanted.take_up(worker)
+            };
+            let Some(victim) = victim.filter(|_| is_taken) else {
                 return;
-            }
-            if !self.evict(None, now) {
-                self.state.evictions_wanted.fetch_add(1, Ordering::Relaxed);
-                return;
-            }
+            };
+            self.evict(victim, now);
         }
     }
 
-    fn has_too_many_pending(&self) -> bool {
+    fn too_many_pending(&self) -> u64 {
         let ledger = &self.state.ledger;
         // Those evicted before are pending until they are closed, at the end of
         // this round: a whole accept queue must not evict for them again.
         let staying = ledger
             .pending()
             .saturating_sub(self.state.evicting.load(Ordering::Relaxed));
-        staying > ledger.max_pending().tokens()
+        staying.saturating_sub(ledger.max_pending().tokens())
     }
 
-    /// Evicts the longest silent of the fullest source. Returns false if there is
-    /// none but the newcomer.
-    fn evict(&mut self, newcomer: Option<u32>, now: Instant) -> bool {
+    /// Whom to evict: the longest silent of the fullest source that is silent
+    /// still. `None` if there is none but the newcomer, or no need any more.
+    fn victim(&mut self, newcomer: Option<u32>, now: Instant) -> Option<u32> {
         self.settle_newcomers(now);
         // No connection has the last number.
-        while let Some(victim) = self.pending.victim(newcomer.unwrap_or(u32::MAX)) {
-            self.pending.remove(victim);
-            // Its packet may have come meanwhile: a complete one is served.
+        let newcomer = newcomer.unwrap_or(u32::MAX);
+        while self.too_many_pending() > 0
+            && let Some(victim) = self.pending.victim(newcomer)
+        {
+            // Its packet may have come meanwhile, also if no poll has told so yet:
+            // a complete one is served.
+            if let Some(client) = &mut self.connections[victim as usize].client {
+                client.readable = true;
+            }
             self.advance(victim, now);
             if self.connections[victim as usize].session.is_pending() {
-                self.connections[victim as usize].evicted = true;
-                self.state.evicting.fetch_add(1, Ordering::Relaxed);
-                self.feed(victim, Input::Evict, now);
-                return true;
+                return Some(victim);
             }
+            self.pending.remove(victim);
             // What its poll was to report is read already, and a poll of one
             // report tells nothing of room to write.
             self.cancel_poll(victim, Kind::Client);
         }
-        false
+        None
+    }
+
+    fn evict(&mut self, victim: u32, now: Instant) {
+        self.pending.remove(victim);
+        self.connections[victim as usize].evicted = true;
+        self.state.evicting.fetch_add(1, Ordering::Relaxed);
+        self.feed(victim, Input::Evict, now);
     }
 }

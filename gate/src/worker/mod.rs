@@ -189,7 +189,7 @@ impl<M: Machine> Worker<M> {
     /// # Errors
     /// As [`Worker::run`].
     pub fn round(&mut self) -> io::Result<ControlFlow<()>> {
-        let timeout = self.timeout(self.asleep);
+        let timeout = self.timeout();
         let mut completions = std::mem::take(&mut self.completions);
         self.machine.wait(timeout, &mut completions)?;
         let now = self.machine.now();
@@ -257,7 +257,9 @@ impl<M: Machine> Worker<M> {
         &mut self.machine
     }
 
-    fn timeout(&self, now: Instant) -> Duration {
+    /// How long its next round waits at most, from the end of its last one on.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
         let is_idle = self.turns.runnable.is_empty()
             && self.turns.bulk.is_empty()
             && self.turns.finished.is_empty()
@@ -274,7 +276,7 @@ impl<M: Machine> Worker<M> {
             .chain(self.waiters.look_at)
             .min();
         next.map_or(WAIT_MAX, |at| {
-            at.saturating_duration_since(now).min(WAIT_MAX)
+            at.saturating_duration_since(self.asleep).min(WAIT_MAX)
         })
     }
 

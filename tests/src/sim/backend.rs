@@ -134,7 +134,7 @@ impl Backend {
 }
 
 /// gate dials. Returns the line, or why there is none.
-pub fn dial(world: &mut World, name: &str) -> Result<usize, i32> {
+pub fn dial(world: &mut World, worker: usize, name: &str) -> Result<usize, i32> {
     let full = world.plan.full_after;
     if name == "default" && full.is_some_and(|after| world.now >= after) {
         return Err(libc::EAGAIN);
@@ -148,7 +148,7 @@ pub fn dial(world: &mut World, name: &str) -> Result<usize, i32> {
     }
     world.take_fds(1)?;
     let number = world.backends.len();
-    let line = world.connect(Role::Backend(number), false);
+    let line = world.connect(Role::Backend(number), worker, false);
     let now = world.now;
     let backend = Backend::new(number, name, line, now, world);
     world.backends.push(backend);

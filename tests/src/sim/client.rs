@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use super::control;
+use super::evictions::Silence;
 use super::oracle;
-use super::plan::{DATABASES, Plan, USERS};
+use super::plan::{DATABASES, Plan};
 use super::random::Random;
 use super::tcp::PEER;
+use super::turns::Turn;
 use super::world::{Happening, Role, World};
 
 const SSL_REQUEST: [u8; 8] = [0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x2f];
@@ -90,6 +93,10 @@ pub struct Client {
     pub asked: Option<Duration>,
     /// The backend's end of its session.
     pub backend: Option<usize>,
+    /// How it stands with its slots.
+    pub turn: Turn,
+    /// How it stands with the eviction.
+    pub silence: Silence,
     acts: usize,
     done: bool,
 }
@@ -98,7 +105,7 @@ impl Client {
     /// A client that has not come yet.
     pub fn new(number: usize, plan: &Plan, random: &mut Random) -> Self {
         let kind = random.pick(&KINDS);
-        let user = format!("u{}", random.below(USERS));
+        let user = format!("u{}", random.below(plan.users));
         let database = format!("d{}", random.below(DATABASES));
         let mut packets = Vec::new();
         if random.one_in(3) {
@@ -142,6 +149,8 @@ impl Client {
             came: Duration::ZERO,
             asked: None,
             backend: None,
+            turn: Turn::default(),
+            silence: Silence::default(),
             acts: 30 + random.below(60),
             done: false,
         }
@@ -201,7 +210,10 @@ pub fn pattern(stream: usize, at: usize) -> u8 {
 
 /// Connects.
 pub fn arrive(world: &mut World, number: usize) {
-    let line = world.connect(Role::Client(number), true);
+    let Some(queue) = control::queue(world) else {
+        return;
+    };
+    let line = world.connect(Role::Client(number), world.queues[queue].worker, true);
     let key = world
         .backends
         .get(world.random.below(world.backends.len()))
@@ -216,9 +228,15 @@ pub fn arrive(world: &mut World, number: usize) {
     }
     client.line = Some(line);
     client.came = world.now;
-    world.backlog.push_back(line);
-    world.operations.wake_listener();
+    world.queues[queue].backlog.push_back(line);
+    let worker = world.queues[queue].worker;
+    world.rings[worker].wake_listener(queue);
     again(world, number, Duration::from_millis(3));
+}
+
+/// The other gate of a takeover has it: it is not looked at any more.
+pub fn served_elsewhere(world: &mut World, number: usize) {
+    world.clients[number].done = true;
 }
 
 fn again(world: &mut World, number: usize, within: Duration) {

@@ -1,62 +1,54 @@
 //! The machine that a simulated worker runs on.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use gate::config::Backend;
-use gate::worker::{Completion, Event, Key, Machine, Submitted, Watch};
+use gate::worker::{Completion, Event, Key, Kind, Machine, Submitted, Watch};
 use gate_common::abi::AdmitRequest;
 use gate_common::errno::AdmitErrno;
 
 use super::operations::{self, Posted, Report, Target};
+use super::sockets::{SimListener, SimPipe, SimSocket};
 use super::tcp::GATE;
 use super::world::World;
-use super::{backend, oracle};
+use super::{backend, evictions, oracle, turns};
 
 /// The largest pipe of a simulated machine.
 pub const PIPE_BYTES_MAX: usize = gate::worker::PIPE_BYTES;
 
-/// More steps than any world needs: a worker that spins is a failure.
-const STEPS_MAX: u64 = 200_000;
-
 /// See the module.
 pub struct SimMachine {
     world: Rc<RefCell<World>>,
+    worker: usize,
     base: Instant,
-    step: Rc<Cell<u64>>,
     spare: bool,
 }
 
-/// gate's end of a connection.
-pub struct SimSocket {
-    line: usize,
-    world: Rc<RefCell<World>>,
-    reset: Cell<bool>,
-}
-
-/// A pipe.
-pub struct SimPipe {
-    bytes: RefCell<VecDeque<u8>>,
-    bytes_max: usize,
-    world: Rc<RefCell<World>>,
-}
-
 impl SimMachine {
-    /// A machine in that world, which counts its steps there.
-    pub fn new(world: Rc<RefCell<World>>, step: Rc<Cell<u64>>) -> Self {
+    /// The machine of a worker in that world, which began at `base`.
+    pub fn new(world: Rc<RefCell<World>>, worker: usize, base: Instant) -> Self {
         Self {
             world,
-            base: Instant::now(),
-            step,
+            worker,
+            base,
             spare: false,
         }
+    }
+
+    /// The listening sockets of this worker.
+    pub fn listeners(&self) -> Vec<SimListener> {
+        let world = self.world.borrow();
+        let own =
+            (0..world.queues.len()).filter(|queue| world.queues[*queue].worker == self.worker);
+        own.map(|queue| SimListener {
+            queue,
+            world: Rc::clone(&self.world),
+        })
+        .collect()
     }
 
     fn socket(&self, line: usize) -> SimSocket {
@@ -85,54 +77,11 @@ impl SimMachine {
 
 impl Drop for SimMachine {
     fn drop(&mut self) {
-        if self.spare
-            && let Ok(mut world) = self.world.try_borrow_mut()
-        {
-            world.fds -= 1;
-        }
-    }
-}
-
-impl Drop for SimSocket {
-    fn drop(&mut self) {
-        if !std::thread::panicking()
-            && let Ok(mut world) = self.world.try_borrow_mut()
-        {
-            world.close(self.line, GATE, self.reset.get());
-        }
-    }
-}
-
-impl Drop for SimPipe {
-    fn drop(&mut self) {
         if let Ok(mut world) = self.world.try_borrow_mut() {
-            world.fds -= 2;
-            world.pipes -= 1;
+            world.fds -= usize::from(self.spare);
+            world.spares -= usize::from(self.spare);
+            world.rings[self.worker].gone = true;
         }
-    }
-}
-
-impl std::fmt::Debug for SimSocket {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.world.try_borrow() {
-            Ok(world) => write!(f, "{:?}", world.lines[self.line].role),
-            Err(_) => write!(f, "line {}", self.line),
-        }
-    }
-}
-
-impl std::fmt::Debug for SimPipe {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "SimPipe({})", self.bytes.borrow().len())
-    }
-}
-
-/// The ledger of a simulation lies in this process and looks at no descriptor.
-impl AsFd for SimSocket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        static ANY: OnceLock<File> = OnceLock::new();
-        ANY.get_or_init(|| File::open("/dev/null").expect("it is there"))
-            .as_fd()
     }
 }
 
@@ -148,7 +97,7 @@ fn told(outcome: Result<usize, i32>) -> io::Result<usize> {
 }
 
 impl Machine for SimMachine {
-    type Listener = ();
+    type Listener = SimListener;
     type Socket = SimSocket;
     type Pipe = SimPipe;
 
@@ -156,42 +105,50 @@ impl Machine for SimMachine {
         self.base + self.world.borrow().now
     }
 
-    fn accept(&mut self, (): &(), watch: Watch, key: Key) -> io::Result<()> {
-        let mut world = self.world.borrow_mut();
-        world.operations.arm(key, Target::Listener, watch);
+    fn accept(&mut self, listener: &SimListener, watch: Watch, key: Key) -> io::Result<()> {
+        let world = &mut *self.world.borrow_mut();
+        let ring = &mut world.rings[self.worker];
+        ring.arm(key, Target::Listener(listener.queue), watch);
         if watch == Watch::Changes && world.plan.one_accept {
-            let now = world.now;
             let refused = Report::AcceptFailed(libc::EINVAL);
-            world.operations.post(key, refused, false, now);
+            ring.post(key, refused, false, world.now);
         }
         Ok(())
     }
 
-    fn accept_now(&mut self, (): &()) -> io::Result<SimSocket> {
+    fn accept_now(&mut self, listener: &SimListener) -> io::Result<SimSocket> {
         let mut world = self.world.borrow_mut();
-        let Some(line) = world.backlog.front().copied() else {
+        let Some(line) = world.queues[listener.queue].backlog.front().copied() else {
             return Err(io::Error::from_raw_os_error(libc::EAGAIN));
         };
         world.take_fds(1).map_err(io::Error::from_raw_os_error)?;
-        world.backlog.pop_front();
+        world.queues[listener.queue].backlog.pop_front();
+        evictions::accepted(&mut world, line);
+        if world.control.left {
+            world.saw("a leaving worker finds a client at its last look");
+        }
         drop(world);
         Ok(self.socket(line))
     }
 
     fn poll(&mut self, socket: &SimSocket, watch: Watch, key: Key) -> io::Result<()> {
         let mut world = self.world.borrow_mut();
-        world.operations.arm(key, Target::Line(socket.line), watch);
+        world.rings[self.worker].arm(key, Target::Line(socket.line), watch);
         Ok(())
     }
 
     fn poll_waker(&mut self, key: Key) -> io::Result<()> {
         let mut world = self.world.borrow_mut();
-        world.operations.arm(key, Target::Waker, Watch::Once);
+        world.rings[self.worker].arm(key, Target::Waker, Watch::Once);
         Ok(())
     }
 
     fn clear_waker(&mut self) {
-        self.world.borrow_mut().operations.waker_set = false;
+        let world = &mut *self.world.borrow_mut();
+        if let Some(state) = &world.state {
+            state.wakers[self.worker].clear();
+        }
+        world.rings[self.worker].waker_set = false;
     }
 
     fn admit(
@@ -202,62 +159,53 @@ impl Machine for SimMachine {
     ) -> io::Result<Submitted> {
         let code = request.instance as i32;
         let world = &mut *self.world.borrow_mut();
-        if world.random.one_in(4) {
-            return Ok(Submitted::Answered(admitted(code)));
+        let in_flight = !world.random.one_in(world.plan.answered_one_in);
+        turns::asked(world, client.line, key, code, in_flight);
+        if in_flight {
+            operations::admit(world, self.worker, key, client.line, code);
+            return Ok(Submitted::InFlight);
         }
-        operations::admit(world, key, client.line, code);
-        Ok(Submitted::InFlight)
+        Ok(Submitted::Answered(admitted(code)))
     }
 
     fn cancel(&mut self, key: Key) -> io::Result<()> {
-        operations::cancel(&mut self.world.borrow_mut(), key);
+        let world = &mut *self.world.borrow_mut();
+        if let Some(line) = world.rings[self.worker].line_of(key) {
+            evictions::given_up(world, line);
+        }
+        operations::cancel(world, self.worker, key);
         Ok(())
     }
 
-    fn wait(&mut self, timeout: Duration, out: &mut Vec<Completion<SimSocket>>) -> io::Result<()> {
-        self.step.set(self.step.get() + 1);
-        assert!(self.step.get() < STEPS_MAX, "the worker spins");
+    /// The crew calls a round only when there is something to wait for no more.
+    fn wait(&mut self, _timeout: Duration, out: &mut Vec<Completion<SimSocket>>) -> io::Result<()> {
         let world = &mut *self.world.borrow_mut();
-        oracle::at_step(world);
-        // The worker's own work takes time, too.
-        let work = world.random.delay(Duration::from_micros(100));
-        world.now += work;
-        let until = world.now + timeout;
-        loop {
-            while world.next_at().is_some_and(|at| at <= world.now) {
-                world.happen();
-            }
-            operations::collect(world);
-            let taken = world.operations.take(world.now, &mut world.random);
-            if !taken.is_empty() {
-                out.extend(taken.iter().map(|posted| self.completion(posted)));
-                break;
-            }
-            let next = world
-                .next_at()
-                .into_iter()
-                .chain(world.operations.next_at());
-            match next.min() {
-                Some(at) if at <= until => world.now = world.now.max(at),
-                _ => {
-                    world.now = world.now.max(until);
-                    world.rest();
-                    break;
+        let now = world.now;
+        let ring = &mut world.rings[self.worker];
+        let taken = ring.take(now, &mut world.random);
+        for posted in &taken {
+            match posted.report {
+                Report::Accepted(line) => evictions::accepted(world, line),
+                Report::Admitted(_) => turns::answered(world, self.worker, posted.key),
+                Report::Ready(_) if posted.key.kind == Kind::Waker => {
+                    world.rings[self.worker].wakes += 1;
                 }
+                _ => {}
             }
+            out.push(self.completion(posted));
         }
         if world.plan.stale
             && world.random.one_in(8)
-            && let Some(posted) = world.operations.stale(&mut world.random)
+            && let Some(posted) = world.rings[self.worker].stale(&mut world.random)
         {
             out.push(self.completion(&posted));
         }
-        world.note(|| format!("step {}: {out:?}", self.step.get()));
+        world.note(|| format!("step {}, worker {}: {out:?}", world.round, self.worker));
         Ok(())
     }
 
     fn connect(&mut self, backend: &Backend, _address: usize) -> io::Result<SimSocket> {
-        let line = backend::dial(&mut self.world.borrow_mut(), &backend.name);
+        let line = backend::dial(&mut self.world.borrow_mut(), self.worker, &backend.name);
         line.map(|line| self.socket(line))
             .map_err(io::Error::from_raw_os_error)
     }
@@ -370,14 +318,18 @@ impl Machine for SimMachine {
 
     fn keep_spare(&mut self) -> bool {
         if !self.spare {
-            self.spare = self.world.borrow_mut().take_fds(1).is_ok();
+            let world = &mut *self.world.borrow_mut();
+            self.spare = world.take_fds(1).is_ok();
+            world.spares += usize::from(self.spare);
         }
         self.spare
     }
 
     fn give_up_spare(&mut self) -> bool {
-        let gave = std::mem::take(&mut self.spare);
-        self.world.borrow_mut().fds -= usize::from(gave);
-        gave
+        let gave = usize::from(std::mem::take(&mut self.spare));
+        let world = &mut *self.world.borrow_mut();
+        world.fds -= gave;
+        world.spares -= gave;
+        gave > 0
     }
 }

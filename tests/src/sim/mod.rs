@@ -1,4 +1,4 @@
-//! The simulator: the real worker in a world that is made by a seed.
+//! The simulator: the real workers in a world that is made by a seed.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -6,55 +6,79 @@
 //! | `world.rs` | time, the network, who is in it |
 //! | `tcp.rs` | a TCP connection as Linux shows it to its two ends |
 //! | `operations.rs` | operations in flight and their completions, as io_uring has them |
-//! | `machine.rs` | the machine that the worker runs on |
+//! | `machine.rs`, `sockets.rs` | the machine that a worker runs on, its sockets and pipes |
+//! | `crew.rs` | the workers, whose rounds come in any order |
+//! | `control.rs` | what the control plane and another gate do |
 //! | `client.rs`, `backend.rs` | who is at the other ends |
 //! | `oracle.rs` | what must be true of gate, whatever the world does to it |
+//! | `limits.rs` | what limits there are, and that they are kept |
+//! | `turns.rs` | who is to get a slot, over all workers |
+//! | `evictions.rs` | who may be evicted, and for whom |
 //!
-//! The worker, its sessions, its deadlines and the ledger are gate's own; sockets, pipes, the ring
-//! and the clock are simulated. A world depends on its seed alone, so a failure can be had again.
+//! The workers, their sessions, deadlines and wake-ups, what they share and the ledger are gate's
+//! own; sockets, pipes, rings and the clock are simulated. A world depends on its seed alone, so a failure can be had again.
 #![forbid(unsafe_code)]
 
 mod backend;
 mod client;
+mod control;
+mod crew;
+mod evictions;
+mod limits;
 mod machine;
 mod operations;
 mod oracle;
 mod plan;
 mod random;
+mod sockets;
 mod tcp;
+mod turns;
 mod world;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{self, AssertUnwindSafe};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gate::host::Waker;
 use gate::ledger::Ledger;
 use gate::state::{KernelState, ListenerInfo, State};
 use gate::stats::Stats;
-use gate::worker::{Holdings, Listening, Worker};
 
-use machine::SimMachine;
+use crew::Crew;
 use world::World;
 
-/// Pipes that a simulated worker may make.
+/// Pipes that each simulated worker may make.
 const PIPES_MAX: usize = 2;
+
+/// What comes about in some worlds, outcomes of sessions aside.
+pub const SEEN: [&str; 6] = [
+    "a slot of another worker is got after a wait",
+    "an eviction for another worker",
+    "clients wait at a reload",
+    "clients wait when gatectl sets a limit",
+    "clients wait at a takeover",
+    "a leaving worker finds a client at its last look",
+];
 
 /// What became of a world.
 #[derive(Clone)]
 pub struct Summary {
-    /// Rounds of the worker.
+    /// Rounds of its workers.
     pub steps: u64,
     /// How long it lasted there.
     pub time: Duration,
     /// Everything was given back while gate was still serving.
     pub rested: bool,
-    /// What gate counted.
-    pub stats: Arc<Stats>,
+    /// What each worker counted.
+    pub stats: Vec<Arc<Stats>>,
     /// Bytes that went through pipes.
     pub spliced: usize,
+    /// How often each of [`SEEN`] came about.
+    pub seen: BTreeMap<&'static str, u64>,
 }
 
 /// What went wrong, and when.
@@ -103,62 +127,42 @@ fn live(seed: u64, traced: bool, step: &Rc<Cell<u64>>) -> Summary {
     let world = Rc::new(RefCell::new(World::new(seed, traced)));
     let state = state(&world.borrow());
     world.borrow_mut().state = Some(Arc::clone(&state));
-    let machine = SimMachine::new(Rc::clone(&world), Rc::clone(step));
-    let index = state.listeners[0].index;
-    let mut worker = Worker::new(
-        0,
-        Arc::clone(&state),
-        vec![Listening::new((), 0, index)],
-        machine,
-    );
-    worker.begin().expect("it begins");
-    let mut rested = false;
-    loop {
-        let goes_on = worker.round().expect("it accepts and the ring works");
-        let holdings = worker.holdings();
-        oracle::after_round(&world.borrow(), &holdings);
-        if !rested && world.borrow().rested {
-            rested = true;
-            assert_eq!(holdings, Holdings::default(), "something is left");
-        }
-        if goes_on.is_break() {
-            break;
-        }
-    }
-    drop(worker);
-    oracle::at_end(&world.borrow());
-    let world = world.borrow();
+    let mut crew = Crew::new(Rc::clone(&world), &state);
+    crew.run(step);
+    drop(crew);
+    let world = &mut *world.borrow_mut();
+    oracle::at_end(world);
     Summary {
         steps: step.get(),
         time: world.now,
-        rested,
-        stats: Arc::clone(&state.stats[0]),
+        rested: world.rested,
+        stats: state.stats.clone(),
         spliced: world.spliced,
+        seen: std::mem::take(&mut world.seen),
     }
 }
 
 fn state(world: &World) -> Arc<State> {
     let config = Arc::new(world.plan.config.clone());
-    let ledger = if world.plan.asks {
-        Ledger::simulated()
-    } else {
-        Ledger::local()
-    };
+    let ledger = Ledger::simulated(world.plan.names_max, world.plan.asks);
     ledger
         .apply_config(&config)
         .expect("there is room for the names");
     let address = config.listeners[0].address;
     let backends = config.backends.len();
+    let workers = 0..world.plan.workers;
+    let stats = workers.clone().map(|_| Arc::new(Stats::new(1, backends)));
+    let wakers = workers.map(|_| Waker::new().expect("a descriptor is left"));
     let mut state = State::new(
         config,
         Arc::new(ledger),
         vec![ListenerInfo { address, index: 0 }],
-        vec![Arc::new(Stats::new(1, backends))],
+        stats.collect(),
         KernelState::Off,
-        Vec::new(),
+        wakers.collect(),
     );
     state.session_fds_max = world.plan.session_fds_max;
-    state.pipes_max = PIPES_MAX;
+    state.pipes_max = PIPES_MAX * world.plan.workers;
     state.advance(gate::state::Phase::Serving);
     Arc::new(state)
 }

@@ -1,4 +1,4 @@
-//! The simulated ring: operations in flight and their completions.
+//! The simulated ring of a worker: operations in flight and their completions.
 //!
 //! As io_uring has it: completions of one operation come in order, those of different ones in
 //! any; a multishot may end at any report and is then armed again by its owner; an operation that
@@ -16,8 +16,8 @@ use super::world::World;
 /// What an operation looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// The backlog.
-    Listener,
+    /// The backlog of a queue.
+    Listener(usize),
     /// The wake-ups.
     Waker,
     /// gate's end of a connection.
@@ -73,6 +73,12 @@ pub struct Operations {
     of_line: BTreeMap<usize, Vec<Key>>,
     /// There was a wake-up that the worker has not taken back.
     pub waker_set: bool,
+    /// How often it was told of wake-ups.
+    pub wakes: u64,
+    /// Something may be there to be posted.
+    changed: bool,
+    /// The ring is gone, and its operations with it.
+    pub gone: bool,
 }
 
 impl Operations {
@@ -85,6 +91,7 @@ impl Operations {
             ended: false,
             last_at: Duration::ZERO,
         };
+        self.changed = true;
         let other = self.in_flight.insert(key, operation);
         assert!(other.is_none(), "{key:?} is in flight already");
         if let Target::Line(line) = target {
@@ -97,24 +104,34 @@ impl Operations {
 
     /// A connection changed.
     pub fn wake(&mut self, line: usize) {
+        self.wake_target(Target::Line(line));
+    }
+
+    fn wake_target(&mut self, target: Target) {
         for operation in self.in_flight.values_mut() {
-            operation.woken |= operation.target == Target::Line(line);
+            operation.woken |= operation.target == target;
         }
+        self.changed = true;
     }
 
     /// The worker is to be woken.
     pub fn wake_waker(&mut self) {
         self.waker_set = true;
-        for operation in self.in_flight.values_mut() {
-            operation.woken |= operation.target == Target::Waker;
-        }
+        self.wake_target(Target::Waker);
     }
 
-    /// A connection waits in the backlog.
-    pub fn wake_listener(&mut self) {
-        for operation in self.in_flight.values_mut() {
-            operation.woken |= operation.target == Target::Listener;
-        }
+    /// A connection waits in the backlog of a queue.
+    pub fn wake_listener(&mut self, queue: usize) {
+        self.wake_target(Target::Listener(queue));
+    }
+
+    /// A listening socket is closed only when no accept is armed on it.
+    pub fn check_listener(&self, queue: usize) {
+        let mut targets = self.in_flight.values().map(|operation| operation.target);
+        assert!(
+            self.gone || targets.all(|target| target != Target::Listener(queue)),
+            "queue {queue} is closed under its accept"
+        );
     }
 
     /// A descriptor is closed only when nothing is in flight on it.
@@ -135,6 +152,14 @@ impl Operations {
         targets
             .filter(|target| matches!(target, Target::Line(_)))
             .count()
+    }
+
+    /// The connection that this operation is about, or was.
+    pub fn line_of(&self, key: Key) -> Option<usize> {
+        match self.in_flight.get(&key)?.target {
+            Target::Line(line) => Some(line),
+            Target::Listener(_) | Target::Waker => None,
+        }
     }
 
     /// Connections that were accepted without the worker being told.
@@ -207,10 +232,17 @@ impl Operations {
     }
 }
 
-/// Posts what operations have to report.
+/// Posts what operations of all workers have to report.
 pub fn collect(world: &mut World) {
-    let woken: Vec<(Key, Target, Watch)> = world
-        .operations
+    for worker in 0..world.rings.len() {
+        if std::mem::take(&mut world.rings[worker].changed) {
+            collect_of(world, worker);
+        }
+    }
+}
+
+fn collect_of(world: &mut World, worker: usize) {
+    let woken: Vec<(Key, Target, Watch)> = world.rings[worker]
         .in_flight
         .iter_mut()
         .filter_map(|(key, operation)| {
@@ -220,21 +252,19 @@ pub fn collect(world: &mut World) {
         .collect();
     for (key, target, watch) in woken {
         match target {
-            Target::Listener => accept(world, key, watch),
+            Target::Listener(queue) => accept(world, worker, queue, key, watch),
             Target::Waker => {
-                if world.operations.waker_set {
-                    let at = posted_at(world);
-                    world
-                        .operations
-                        .post(key, Report::Ready(ready::READ), false, at);
+                if world.rings[worker].waker_set {
+                    let at = world.now + world.random.delay(world.plan.wake_late);
+                    world.rings[worker].post(key, Report::Ready(ready::READ), false, at);
                 }
             }
-            Target::Line(line) => poll(world, key, line, watch),
+            Target::Line(line) => poll(world, worker, key, line, watch),
         }
     }
 }
 
-fn poll(world: &mut World, key: Key, line: usize, watch: Watch) {
+fn poll(world: &mut World, worker: usize, key: Key, line: usize, watch: Watch) {
     let tcp = &mut world.lines[line].tcp;
     let established = tcp.established;
     let always = ready::ERROR | ready::HANG_UP | ready::READ | ready::PEER_ENDED;
@@ -246,12 +276,12 @@ fn poll(world: &mut World, key: Key, line: usize, watch: Watch) {
     if bits != 0 {
         let more = watch == Watch::Changes && goes_on(world);
         let at = posted_at(world);
-        world.operations.post(key, Report::Ready(bits), more, at);
+        world.rings[worker].post(key, Report::Ready(bits), more, at);
     }
 }
 
-fn accept(world: &mut World, key: Key, watch: Watch) {
-    while let Some(line) = world.backlog.front().copied() {
+fn accept(world: &mut World, worker: usize, queue: usize, key: Key, watch: Watch) {
+    while let Some(line) = world.queues[queue].backlog.front().copied() {
         let at = posted_at(world);
         let error = match world.take_fds(1) {
             Ok(()) if world.fault() => {
@@ -266,13 +296,11 @@ fn accept(world: &mut World, key: Key, watch: Watch) {
             Err(error) => Some(error),
         };
         if let Some(error) = error {
-            return world
-                .operations
-                .post(key, Report::AcceptFailed(error), false, at);
+            return world.rings[worker].post(key, Report::AcceptFailed(error), false, at);
         }
-        world.backlog.pop_front();
+        world.queues[queue].backlog.pop_front();
         let more = watch == Watch::Changes && goes_on(world);
-        world.operations.post(key, Report::Accepted(line), more, at);
+        world.rings[worker].post(key, Report::Accepted(line), more, at);
         if !more {
             return;
         }
@@ -280,24 +308,23 @@ fn accept(world: &mut World, key: Key, watch: Watch) {
 }
 
 /// Answers an admission, sooner or later.
-pub fn admit(world: &mut World, key: Key, line: usize, code: i32) {
-    world.operations.arm(key, Target::Line(line), Watch::Once);
+pub fn admit(world: &mut World, worker: usize, key: Key, line: usize, code: i32) {
     let at = posted_at(world);
-    world
-        .operations
-        .post(key, Report::Admitted(code), false, at);
+    let ring = &mut world.rings[worker];
+    ring.arm(key, Target::Line(line), Watch::Once);
+    ring.post(key, Report::Admitted(code), false, at);
 }
 
 /// Ends an operation.
-pub fn cancel(world: &mut World, key: Key) {
-    let found = world.operations.in_flight.get(&key);
+pub fn cancel(world: &mut World, worker: usize, key: Key) {
+    let found = world.rings[worker].in_flight.get(&key);
     if found.is_some_and(|operation| !operation.ended) {
         let at = posted_at(world);
         let report = match key.kind {
             Kind::Accept => Report::AcceptFailed(libc::ECANCELED),
             _ => Report::PollEnded,
         };
-        world.operations.post(key, report, false, at);
+        world.rings[worker].post(key, report, false, at);
     }
 }
 

@@ -1,17 +1,18 @@
 //! What must be true of gate, whatever the world does to it.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use gate::session::event::{LINGER, OVER_STARTUP};
 use gate::session::outcome::{CancelOutcome, CloseReason, Reason, StartupFailure};
+use gate::stats::Stats;
 use gate::worker::Holdings;
-use gate_common::limit::Setting;
 
 use super::machine::PIPE_BYTES_MAX;
+use super::operations::Operations;
 use super::tcp::{End, GATE, PEER};
 use super::world::{Line, Role, World};
+use super::{control, limits};
 
 /// What a worker may hold back of one direction: its buffer, or a pipe.
 const HELD_MAX: usize = if PIPE_BYTES_MAX > 64 * 1024 {
@@ -33,7 +34,7 @@ pub fn at_step(world: &mut World) {
         }
         holds_little(world, number, client);
     }
-    within_limits(world);
+    limits::within_limits(world);
     if let Some(told) = world.stopped {
         let latest = told + LINGER + world.plan.late * 4 + Duration::from_millis(200);
         assert!(world.now <= latest, "told to end at {told:?}");
@@ -54,52 +55,6 @@ fn holds_little(world: &World, number: usize, client: usize) {
     assert!(down <= HELD_MAX, "client {client}: {down} bytes held");
 }
 
-/// No limit is passed, as the backends see it.
-fn within_limits(world: &World) {
-    let mut used: BTreeMap<(char, &str), u64> = BTreeMap::new();
-    for backend in &world.backends {
-        let open = !world.lines[backend.line].tcp.ends[GATE].closed;
-        if let (true, Some(client)) = (open, backend.client) {
-            let client = &world.clients[client];
-            for key in [
-                ('t', ""),
-                ('u', client.user.as_str()),
-                ('d', client.database.as_str()),
-                ('b', backend.name.as_str()),
-            ] {
-                *used.entry(key).or_default() += 1;
-            }
-        }
-    }
-    let limits = &world.plan.config.limits;
-    for ((kind, name), used) in used {
-        let own = match kind {
-            't' => Some(&limits.max_connections),
-            'u' => limits.user.get(name.as_bytes()),
-            'd' => limits.database.get(name.as_bytes()),
-            _ => {
-                let mut backends = world.plan.config.backends.iter();
-                let backend = backends.find(|backend| backend.name == name);
-                backend.map(|backend| &backend.max_connections)
-            }
-        };
-        let limit = own.unwrap_or(match kind {
-            'u' => &limits.default_user,
-            _ => &limits.default_database,
-        });
-        if let Setting::AtMost(most) = limit {
-            assert!(used <= *most, "{kind} {name}: {used} of {most}");
-        }
-    }
-    if let Some(state) = &world.state {
-        assert_eq!(
-            state.ledger.errors(),
-            0,
-            "the ledger counted what cannot be"
-        );
-    }
-}
-
 /// What the worker itself holds has a bound.
 pub fn after_round(world: &World, holdings: &Holdings) {
     let pipes = world.pipes;
@@ -112,10 +67,9 @@ pub fn after_round(world: &World, holdings: &Holdings) {
 }
 
 /// Nobody is there any more: everything is given back, and each session had one outcome.
-pub fn at_rest(world: &World) {
-    let Some(state) = &world.state else {
-        return;
-    };
+pub fn at_rest(world: &mut World) {
+    assert!(!world.control.left, "a worker that leaves does not end");
+    control::check_listings(world);
     let near = |line: &&Line| line.tcp.ends[GATE].read_total > 0 && !line.tcp.ends[GATE].closed;
     let open: Vec<Role> = world
         .lines
@@ -124,20 +78,22 @@ pub fn at_rest(world: &World) {
         .map(|line| line.role)
         .collect();
     assert_eq!(open, [], "connections are left");
-    assert_eq!(state.stats[0].connections(), 0, "connections are left");
-    assert_eq!(world.operations.on_lines(), 0, "operations are left");
-    assert_eq!(world.fds, 1 + 2 * world.pipes, "descriptors are left");
+    let on_lines: usize = world.rings.iter().map(Operations::on_lines).sum();
+    assert_eq!(on_lines, 0, "operations are left");
+    assert_eq!(world.spares, world.plan.workers, "no descriptor to spare");
+    assert_eq!(
+        world.fds,
+        world.spares + 2 * world.pipes,
+        "descriptors are left"
+    );
     settled(world);
 }
 
-/// The worker has ended and is gone.
+/// The workers have ended and are gone.
 pub fn at_end(world: &World) {
     // What was accepted but not told dies with the ring.
-    assert_eq!(
-        world.fds,
-        world.operations.untold_accepts(),
-        "descriptors are left"
-    );
+    let untold: usize = world.rings.iter().map(Operations::untold_accepts).sum();
+    assert_eq!(world.fds, untold, "descriptors are left");
     assert_eq!(world.pipes, 0, "pipes are left");
     settled(world);
 }
@@ -146,7 +102,9 @@ fn settled(world: &World) {
     let Some(state) = &world.state else {
         return;
     };
-    let stats = &state.stats[0];
+    for stats in &state.stats {
+        assert_eq!(stats.connections(), 0, "connections are left");
+    }
     assert!(state.waiting.is_empty(), "clients are left in the queue");
     assert_eq!(state.ledger.admitted(), 0, "slots are left");
     assert_eq!(state.ledger.pending(), 0, "pending connections are left");
@@ -161,25 +119,38 @@ fn settled(world: &World) {
         0,
         "evictions are left"
     );
-    let rejected: u64 = Reason::ALL
-        .iter()
-        .map(|reason| stats.rejected_count(0, *reason))
-        .sum();
-    let failed: u64 = StartupFailure::ALL
-        .iter()
-        .map(|f| stats.startup_failed_count(*f))
-        .sum();
-    let cancels: u64 = CancelOutcome::ALL
-        .iter()
-        .map(|c| stats.cancelled_count(*c))
-        .sum();
-    let closed: u64 = CloseReason::ALL
-        .iter()
-        .map(|reason| stats.closed_count(*reason))
-        .sum();
+    let sum = |count: &dyn Fn(&Stats) -> u64| -> u64 {
+        state.stats.iter().map(|stats| count(stats)).sum()
+    };
+    let rejected = sum(&|stats| {
+        let all = Reason::ALL.iter();
+        all.map(|reason| stats.rejected_count(0, *reason)).sum()
+    });
+    let failed = sum(&|stats| {
+        let all = StartupFailure::ALL.iter();
+        all.map(|failure| stats.startup_failed_count(*failure))
+            .sum()
+    });
+    let cancels = sum(&|stats| {
+        let all = CancelOutcome::ALL.iter();
+        all.map(|outcome| stats.cancelled_count(*outcome)).sum()
+    });
+    let closed = sum(&|stats| {
+        let all = CloseReason::ALL.iter();
+        all.map(|reason| stats.closed_count(*reason)).sum()
+    });
     let told = rejected + failed + cancels + closed;
     // At the end a connection is turned away without an outcome.
-    let accepted = stats.accepted_count();
+    let accepted = sum(&Stats::accepted_count);
+    // Each slot, each place in a line and each eviction wakes every worker at most,
+    // and so does the beginning.
+    let wakes: u64 = world.rings.iter().map(|ring| ring.wakes).sum();
+    let causes = 1 + world.control.acts + 3 * accepted;
+    assert!(
+        wakes <= causes * world.rings.len() as u64,
+        "{wakes} wake-ups of {} workers for {causes} causes",
+        world.rings.len()
+    );
     if world.stopped.is_some() {
         assert!(
             told <= accepted,
@@ -307,7 +278,7 @@ fn ends_silently(world: &World, number: usize) -> bool {
     let line = client.line.expect("it is connected");
     let left = world.lines[line].tcp.ends[PEER].fin_sent.is_some();
     let late = world.now + Duration::from_millis(50) >= client.came + startup;
-    let evicted = world.plan.config.limits.max_pending != Setting::Unlimited;
+    let evicted = world.control.may_evict;
     !client.asks() || left || late || evicted || client.asked.is_none()
 }
 

@@ -1,20 +1,22 @@
-//! The world around a worker: time, the network, and who is in it.
+//! The world around the workers: time, the network, and who is in it.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use gate::session::event::LINGER;
-use gate::state::{Phase, State};
+use gate::state::State;
 
 use super::backend::Backend;
 use super::client::Client;
+use super::control::{self, Control};
+use super::evictions::{self, Evictions};
 use super::operations::Operations;
 use super::plan::Plan;
 use super::random::Random;
 use super::tcp::{GATE, PEER, Rst, Tcp};
-use super::{backend, client, oracle};
+use super::{backend, client, oracle, turns};
 
 /// A vanished peer is noticed by keepalive or TCP_USER_TIMEOUT after so long.
 const VANISHED: Duration = Duration::from_secs(110);
@@ -36,10 +38,10 @@ pub enum Happening {
     Backend(usize),
     /// Somebody else takes so many descriptors of the process.
     Hog(usize),
-    /// The control plane goes on to the next phase.
-    Drain,
-    /// As `Drain`, to the end.
-    Stop,
+    /// The other gate of a takeover accepts from that queue.
+    Accepted(usize),
+    /// The control plane does something.
+    Control(Control),
 }
 
 /// Whose connection it is.
@@ -58,8 +60,21 @@ pub struct Line {
     pub tcp: Tcp,
     /// Whose it is.
     pub role: Role,
+    /// Whose ring looks at gate's end.
+    pub worker: usize,
     /// Something of this end is on its way.
     under_way: [bool; 2],
+}
+
+/// A listening socket.
+#[derive(Debug)]
+pub struct Queue {
+    /// The worker that accepts from it.
+    pub worker: usize,
+    /// Clients' connections that wait for accept.
+    pub backlog: VecDeque<usize>,
+    /// This gate's worker has it still.
+    pub open: bool,
 }
 
 /// See the module.
@@ -72,26 +87,36 @@ pub struct World {
     pub now: Duration,
     /// All connections there ever were.
     pub lines: Vec<Line>,
-    /// Clients' connections that wait for accept.
-    pub backlog: VecDeque<usize>,
+    /// The listening sockets, all of one address.
+    pub queues: Vec<Queue>,
     /// All clients there ever were.
     pub clients: Vec<Client>,
     /// All connections to backends, as the backends see them.
     pub backends: Vec<Backend>,
-    /// The ring.
-    pub operations: Operations,
+    /// The ring of each worker.
+    pub rings: Vec<Operations>,
+    /// Rounds of all workers so far.
+    pub round: u64,
     /// Descriptors that gate has.
     pub fds: usize,
+    /// Those that workers keep to spare.
+    pub spares: usize,
     /// Descriptors that somebody else in the process has.
     pub hogged: usize,
     /// Pipes that gate has.
     pub pipes: usize,
-    /// What worker and control plane share.
+    /// What workers and control plane share.
     pub state: Option<Arc<State>>,
+    /// What the control plane did.
+    pub control: control::Done,
+    /// Evictions, and for whom.
+    pub evictions: Evictions,
     /// When gate was told to end.
     pub stopped: Option<Duration>,
     /// Bytes that went into pipes.
     pub spliced: usize,
+    /// What came about that only several workers, or the control plane, bring about.
+    pub seen: BTreeMap<&'static str, u64>,
     /// The limits held and everything was given back at rest.
     pub rested: bool,
     /// Nothing has happened since.
@@ -110,15 +135,20 @@ impl World {
             random,
             now: Duration::ZERO,
             lines: Vec::new(),
-            backlog: VecDeque::new(),
+            queues: Vec::new(),
             clients: Vec::new(),
             backends: Vec::new(),
-            operations: Operations::default(),
+            rings: Vec::new(),
+            round: 0,
             fds: 0,
+            spares: 0,
             hogged: 0,
             pipes: 0,
             state: None,
+            control: control::Done::new(&plan),
+            evictions: Evictions::new(plan.workers),
             stopped: None,
+            seen: BTreeMap::new(),
             rested: false,
             spliced: 0,
             last_event: Duration::ZERO,
@@ -127,6 +157,16 @@ impl World {
             traced,
             plan,
         };
+        world
+            .rings
+            .resize_with(world.plan.workers, Operations::default);
+        for queue in 0..world.plan.queues {
+            world.queues.push(Queue {
+                worker: queue % world.plan.workers,
+                backlog: VecDeque::new(),
+                open: true,
+            });
+        }
         for number in 0..world.plan.clients {
             let client = Client::new(number, &world.plan, &mut world.random);
             world.clients.push(client);
@@ -142,13 +182,8 @@ impl World {
                 world.after(at + span, Happening::Hog(0));
             }
         }
-        for (after, what) in [
-            (world.plan.drain_after, Happening::Drain),
-            (world.plan.stop_after, Happening::Stop),
-        ] {
-            if let Some(after) = after {
-                world.after(after, what);
-            }
+        for (after, what) in world.plan.control.clone() {
+            world.after(after, Happening::Control(what));
         }
         world
     }
@@ -158,6 +193,12 @@ impl World {
         if self.traced {
             println!("{:>12?} {}", self.now, what());
         }
+    }
+
+    /// Counts what came about.
+    pub fn saw(&mut self, what: &'static str) {
+        debug_assert!(super::SEEN.contains(&what), "{what}");
+        *self.seen.entry(what).or_default() += 1;
     }
 
     /// Has something happen later.
@@ -187,19 +228,19 @@ impl World {
             Happening::Break(line, to, error) => {
                 self.lines[line].tcp.break_off(to, error);
                 self.settle(line);
-                self.operations.wake(line);
+                self.wake(line);
             }
             Happening::Connected(line) => {
                 self.lines[line].tcp.established = true;
-                self.operations.wake(line);
+                self.wake(line);
                 self.settle(line);
             }
             Happening::Arrive(number) => client::arrive(self, number),
             Happening::Client(number) => client::act(self, number),
             Happening::Backend(number) => backend::act(self, number),
             Happening::Hog(count) => self.hogged = count,
-            Happening::Drain => self.advance(Phase::Draining),
-            Happening::Stop => self.advance(Phase::Stopping),
+            Happening::Accepted(queue) => control::accepted_elsewhere(self, queue),
+            Happening::Control(what) => control::act(self, what),
         }
     }
 
@@ -209,28 +250,35 @@ impl World {
         if self.queue.is_empty() && self.stopped.is_none() && idle > self.plan.rest() {
             oracle::at_rest(self);
             self.rested = true;
-            self.advance(Phase::Stopping);
+            control::act(self, Control::Stop);
         }
     }
 
-    fn advance(&mut self, phase: Phase) {
-        self.note(|| format!("{phase:?}"));
-        if phase == Phase::Stopping {
-            self.stopped.get_or_insert(self.now);
-        }
+    /// A connection changed at gate's end.
+    fn wake(&mut self, line: usize) {
+        let worker = self.lines[line].worker;
+        self.rings[worker].wake(line);
+    }
+
+    /// Brings the wake-ups that were written to the workers' eventfds.
+    pub fn take_wakes(&mut self) {
         if let Some(state) = &self.state {
-            state.advance(phase);
+            for (ring, waker) in self.rings.iter_mut().zip(&state.wakers) {
+                if waker.clear() {
+                    ring.wake_waker();
+                }
+            }
         }
-        self.operations.wake_waker();
     }
 
     /// A new connection.
-    pub fn connect(&mut self, role: Role, established: bool) -> usize {
+    pub fn connect(&mut self, role: Role, worker: usize, established: bool) -> usize {
         let mut size = || self.random.up_to(self.plan.buffer_max).max(600);
         let tcp = Tcp::new(established, [size(), size()], [size(), size()]);
         self.lines.push(Line {
             tcp,
             role,
+            worker,
             under_way: [false; 2],
         });
         self.lines.len() - 1
@@ -276,7 +324,7 @@ impl World {
             self.send_rst(line, to);
         }
         if from == PEER || self.lines[line].tcp.ends[GATE].tell_room() {
-            self.operations.wake(line);
+            self.wake(line);
         }
         self.settle(line);
     }
@@ -296,13 +344,17 @@ impl World {
     pub fn close(&mut self, line: usize, side: usize, reset: bool) {
         let now = self.now;
         let role = self.lines[line].role;
+        if side == GATE {
+            evictions::given_up(self, line);
+        }
         let end = &mut self.lines[line].tcp.ends[side];
         assert!(!end.closed, "{role:?} is closed twice");
         let fin_sent = end.fin_sent;
         let resets = end.close(now, reset);
         if side == GATE {
             self.note(|| format!("gate closes {role:?}, reset {resets}"));
-            self.operations.check_close(line);
+            let worker = self.lines[line].worker;
+            self.rings[worker].check_close(line);
             self.fds -= 1;
             if let (Role::Client(number), Some(fin), true) = (role, fin_sent, resets && !reset) {
                 // Its words may be overtaken by the RST.
@@ -314,6 +366,7 @@ impl World {
             }
             if matches!(role, Role::Client(_)) {
                 oracle::client_closed(self, line);
+                turns::released(self, line);
             }
         }
         if resets && self.lines[line].tcp.established {

@@ -1,4 +1,4 @@
-//! The real worker in simulated worlds.
+//! The real workers in simulated worlds.
 //!
 //! `GATE_SIM_SEEDS=n` runs n worlds in place of the usual number, `GATE_SIM_SEED=n` world n alone,
 //! with all that happens there.
@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use gate::session::outcome::{CancelOutcome, CloseReason, Reason, StartupFailure, WaitOutcome};
+use gate::stats::Stats;
 use gate_tests::sim::{self, Summary};
 
 const SEEDS: u64 = 10_000;
@@ -89,31 +90,36 @@ fn every_seed_holds_and_together_they_reach_every_outcome() {
 }
 
 fn reached(worlds: &[Summary]) -> Vec<(String, u64)> {
-    let sum = |count: &dyn Fn(&Summary) -> u64| worlds.iter().map(count).sum::<u64>();
+    let all_stats = || worlds.iter().flat_map(|world| &world.stats);
+    let sum = |count: &dyn Fn(&Stats) -> u64| all_stats().map(|stats| count(stats)).sum::<u64>();
     let mut all = Vec::new();
-    // No world has a kernel plane, a limit by source or a table full of names.
-    let elsewhere = [Reason::OverCeiling, Reason::Source, Reason::NamesFull];
+    // No world has a kernel plane or a limit by source.
+    let elsewhere = [Reason::OverCeiling, Reason::Source];
     for reason in Reason::ALL
         .iter()
         .filter(|reason| !elsewhere.contains(reason))
     {
-        let count = sum(&|world| world.stats.rejected_count(0, *reason));
+        let count = sum(&|stats| stats.rejected_count(0, *reason));
         all.push((format!("rejected: {}", reason.label()), count));
     }
     for failure in StartupFailure::ALL {
-        let count = sum(&|world| world.stats.startup_failed_count(*failure));
+        let count = sum(&|stats| stats.startup_failed_count(*failure));
         all.push((format!("startup: {}", failure.label()), count));
     }
     for outcome in CancelOutcome::ALL {
-        let count = sum(&|world| world.stats.cancelled_count(*outcome));
+        let count = sum(&|stats| stats.cancelled_count(*outcome));
         all.push((format!("cancel: {}", outcome.label()), count));
     }
     for outcome in WaitOutcome::ALL {
-        let count = sum(&|world| world.stats.waited_count(*outcome));
+        let count = sum(&|stats| stats.waited_count(*outcome));
         all.push((format!("waited: {}", outcome.label()), count));
     }
+    for seen in sim::SEEN {
+        let counts = worlds.iter().filter_map(|world| world.seen.get(seen));
+        all.push((format!("seen: {seen}"), counts.sum()));
+    }
     for reason in CloseReason::ALL {
-        let count = sum(&|world| world.stats.closed_count(*reason));
+        let count = sum(&|stats| stats.closed_count(*reason));
         all.push((format!("closed: {}", reason.label()), count));
     }
     all
