@@ -1,6 +1,10 @@
 //! One gate from its start to its end: host, a predecessor if there is one,
 //! kernel plane, ledger, listeners, control plane, workers, in this order.
 
+mod error;
+
+pub use error::RunError;
+
 use std::io;
 use std::panic::AssertUnwindSafe;
 use std::sync::mpsc;
@@ -15,12 +19,12 @@ use socket2::Socket;
 use crate::budget::{self, Beside};
 use crate::config::value::LimitValue;
 use crate::config::{Config, ConfigError, ConfigSource, KernelMode, Listener};
-use crate::control::{self, ControlError, log};
-use crate::host::{self, FdBudget, InstanceLockError, Waker};
-use crate::kernel::{KernelError, Plane, PlaneOptions};
-use crate::ledger::{Ledger, NamesError};
+use crate::control::{self, log};
+use crate::host::{self, FdBudget, Waker};
+use crate::kernel::{Plane, PlaneOptions};
+use crate::ledger::Ledger;
 use crate::listeners::{self, Listeners};
-use crate::placement::{self, Place, PlacementError};
+use crate::placement::{self, Place};
 use crate::ring::{Ring, RingError};
 use crate::state::{KernelState, Phase, State};
 use crate::stats::Stats;
@@ -34,70 +38,6 @@ const FDS_PER_LISTENER: u64 = 3;
 /// Descriptors of a worker beside its listeners: its waker, its ring, its spare,
 /// and two to spare.
 const FDS_PER_WORKER: u64 = 5;
-
-/// Why gate did not start, or ended badly.
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// The host refuses what gate needs: exit code 3.
-    #[error("{0}")]
-    Host(String),
-    /// This host cannot run the configuration: exit code 2.
-    #[error("{0}")]
-    Config(#[from] ConfigError),
-    /// Anything else: exit code 1.
-    #[error("{0:#}")]
-    Failed(#[from] anyhow::Error),
-}
-
-impl From<RingError> for RunError {
-    fn from(error: RingError) -> Self {
-        Self::Host(error.to_string())
-    }
-}
-
-impl From<KernelError> for RunError {
-    fn from(error: KernelError) -> Self {
-        Self::Host(error.to_string())
-    }
-}
-
-impl From<PlacementError> for RunError {
-    fn from(error: PlacementError) -> Self {
-        Self::Host(error.to_string())
-    }
-}
-
-impl From<InstanceLockError> for RunError {
-    fn from(error: InstanceLockError) -> Self {
-        if error.is_host() {
-            Self::Host(error.to_string())
-        } else {
-            Self::Failed(error.into())
-        }
-    }
-}
-
-impl From<NamesError> for RunError {
-    fn from(error: NamesError) -> Self {
-        Self::Failed(error.into())
-    }
-}
-
-impl From<ControlError> for RunError {
-    fn from(error: ControlError) -> Self {
-        if error.is_host() {
-            Self::Host(error.to_string())
-        } else {
-            Self::Failed(error.into())
-        }
-    }
-}
-
-impl From<TakeoverError> for RunError {
-    fn from(error: TakeoverError) -> Self {
-        Self::Failed(error.into())
-    }
-}
 
 /// How a gate begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
