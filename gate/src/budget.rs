@@ -113,7 +113,7 @@ pub fn fit(config: &Config, budget: &FdBudget) -> Result<Config, ConfigError> {
         };
         let left = beside
             .room(budget.sessions)
-            .saturating_sub(most_sessions(config));
+            .saturating_sub(most_sessions(config).max(1));
         let most = budget.sessions_max();
         let least = PENDING_MIN.min(most / 2).max(1);
         let share = left.min(most / PENDING_SHARE);
@@ -202,13 +202,19 @@ fn over(setting: String, wanted: u64, beside: Beside, budget: &FdBudget) -> Conf
 /// Without a descriptor for a single session.
 fn crowded(config: &Config, beside: Beside, budget: &FdBudget) -> ConfigError {
     let Beside { pending, waiting } = beside;
+    let both = budget.sessions_max().saturating_sub(1);
     let wrote_pending = !config.limits.max_pending_auto && pending >= waiting;
-    let (setting, cure) = if wrote_pending {
-        let room = budget.sessions_max().saturating_sub(waiting + 1);
-        let cure = format!("set it to less than {room}, or to 0 (unlimited)");
+    let room = both.saturating_sub(waiting);
+    let waiting_room = both.saturating_sub(pending);
+    let (setting, cure) = if wrote_pending && room > 0 {
+        let cure = format!("set it to {room} or less, or to 0 (unlimited)");
         ("limits.max_pending", cure)
+    } else if waiting_room > 0 {
+        let cure = format!("lower max_waiting to {waiting_room} or less in all");
+        ("limits", cure)
     } else {
-        ("limits", "lower max_waiting".to_owned())
+        let cure = format!("lower max_waiting and max_pending to {both} or less together");
+        ("limits", cure)
     };
     ConfigError::Invalid {
         setting: setting.to_owned(),
@@ -334,14 +340,81 @@ mod tests {
                 "limits.max_pending: ",
                 "100 pending clients (max_pending) 200, 2 each",
                 "not one is left for a session",
-                "less than 99",
+                "to 99 or less, or to 0 (unlimited)",
                 "by 1 at least",
             ],
         );
-        assert_refused(
-            "[limits]\nmax_connections = { max = 0, wait = \"1s\", max_waiting = 90 }",
-            &["limits: ", "90 waiting clients", "lower max_waiting"],
-        );
+        fits("[limits]\nmax_connections = 0\nmax_pending = 99");
+    }
+
+    #[test]
+    fn the_cure_for_a_crowd_is_one() {
+        let waits = |pending: &str, waiting: u64| {
+            format!(
+                "[limits]\nmax_pending = {pending}\n\
+                 max_connections = {{ max = 0, wait = \"1s\", max_waiting = {waiting} }}"
+            )
+        };
+        let table = [
+            (
+                "100",
+                40,
+                "limits.max_pending: ",
+                "set it to 59 or less",
+                ("59", 40),
+            ),
+            (
+                "60",
+                40,
+                "limits.max_pending: ",
+                "set it to 59 or less",
+                ("0", 40),
+            ),
+            (
+                "40",
+                60,
+                "limits: ",
+                "lower max_waiting to 59 or less in all",
+                ("40", 59),
+            ),
+            (
+                "1",
+                100,
+                "limits: ",
+                "lower max_waiting to 98 or less in all",
+                ("1", 98),
+            ),
+            (
+                "0",
+                100,
+                "limits: ",
+                "lower max_waiting to 99 or less in all",
+                ("0", 99),
+            ),
+            (
+                "\"auto\"",
+                90,
+                "limits: ",
+                "to 83 or less in all",
+                ("\"auto\"", 83),
+            ),
+            (
+                "100",
+                100,
+                "limits: ",
+                "max_pending to 99 or less together",
+                ("50", 49),
+            ),
+        ];
+        for (pending, waiting, setting, cure, cured) in table {
+            let toml = waits(pending, waiting);
+            assert_refused(&toml, &[setting, cure, "not one is left for a session"]);
+            fitted(&waits(cured.0, cured.1)).expect(cure);
+        }
+        // What nobody wrote leaves room for one session at least.
+        for waiting in 0..=83 {
+            fitted(&waits("\"auto\"", waiting)).expect("fits");
+        }
     }
 
     #[test]

@@ -12,14 +12,12 @@ use std::sync::{Arc, RwLock};
 use std::thread::JoinHandle;
 
 use anyhow::Context;
-use gate_common::abi::slot;
-use gate_common::limit::Limit;
 use socket2::Socket;
 
-use crate::budget::{self, Beside};
+use crate::budget;
 use crate::config::value::LimitValue;
 use crate::config::{Config, ConfigError, ConfigSource, KernelMode, Listener};
-use crate::control::{self, log};
+use crate::control::{self, limits, log};
 use crate::host::{self, FdBudget, Waker};
 use crate::kernel::{Plane, PlaneOptions};
 use crate::ledger::Ledger;
@@ -85,7 +83,8 @@ pub fn run(config: Config, source: ConfigSource, start: Start) -> Result<(), Run
     };
     ledger.set_fd_cap(fds.sessions);
     ledger.apply_config(&config)?;
-    warn_of_runtime_limit(&ledger, &fds);
+    // Runtime limits may be of a gate that had more descriptors.
+    limits::warn_of_excess(&ledger);
     let listeners = Listeners::open(
         &config,
         &places,
@@ -302,25 +301,6 @@ fn fit(config: &Config, fds: &FdBudget) -> Result<Config, ConfigError> {
         }
     }
     Ok(fitted)
-}
-
-/// `gatectl` set it for a gate that had more descriptors.
-fn warn_of_runtime_limit(ledger: &Ledger, fds: &FdBudget) {
-    let beside = Beside::in_force(ledger);
-    let room = beside.room(fds.sessions);
-    if let Limit::AtMost(max_connections) = ledger.plain_limit(slot::TOTAL)
-        && max_connections > room
-    {
-        tracing::warn!(
-            max_connections,
-            max_pending = beside.pending,
-            waiting = beside.waiting,
-            sessions_max = room,
-            "max_connections or max_pending, set at runtime, is more than the descriptors allow: \
-             clients beyond sessions_max may be refused with 53300; unset it, or raise RLIMIT_NOFILE \
-             (LimitNOFILE=)"
-        );
-    }
 }
 
 /// A worker says once that it works, or why it does not, or no longer.

@@ -135,8 +135,8 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// How many clients the configuration lets wait at the same time whatever else
-    /// happens: of the policies for names without a limit of their own each counts
+    /// For how many clients that wait descriptors are set aside, in one room for
+    /// all limits, first come, first served. Of the policies for names without a limit of their own each counts
     /// once, for how many such names there will be nobody knows.
     #[must_use]
     pub fn promised(&self) -> u64 {

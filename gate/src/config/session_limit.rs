@@ -27,8 +27,9 @@ pub struct WaitPolicy {
     pub wait: Duration,
     /// How many may wait for this limit at the same time.
     pub max_waiting: u32,
-    /// So many of them get descriptors for certain: all, if somebody wrote how
-    /// many.
+    /// For so many of them descriptors are set aside: all, if somebody wrote how
+    /// many. What all limits set aside is one room, first come, first served: who
+    /// waits for another limit may have taken it.
     pub promised: u32,
 }
 
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_may_wait_for_certain_as_somebody_wrote() {
+    fn room_is_set_aside_for_so_many_as_somebody_wrote() {
         let promised = |toml: &str| Config::from_toml(toml).expect(toml).limits.waits.promised();
         let backend = "[backend.default]\naddress = \"127.0.0.1:5432\"\n";
         let table = [

@@ -175,24 +175,31 @@ settings! {
     /// How many may be connected.
     pub struct LimitSettings {
         /// Admitted sessions over all listeners. "auto" is 5000, or what the file
-        /// descriptors allow if that is less; a number above that is an error.
+        /// descriptors allow if that is less; a number above what they allow is an
+        /// error.
         ///
         /// A limit on sessions, here and below and of a backend, refuses at once
         /// unless it is written with a wait: { max = 50, wait = "200ms" }. Then a
         /// client above it waits for a place, first come, first served per user, and
         /// is refused only when its time is over. At most so many wait for it as
         /// max_waiting says: { max = 50, wait = "200ms", max_waiting = 100 }; unless
-        /// said as many as may be admitted, and 16 at least. A wait is 60s at most.
+        /// said as many as may be admitted, and 16 at least. Descriptors are set aside
+        /// for every max_waiting that is written, and 16 for a wait without one, in
+        /// one room for all limits, first come, first served. A wait is 60s at most.
         max_connections: SessionLimit = Setting::Auto.into();
         /// Connections that were accepted and have not sent a valid startup packet
         /// yet. At the limit the longest-silent one is closed. "auto" is 1000, or less
-        /// where the file descriptors are few; a number above that is an error.
+        /// where the file descriptors are few: a quarter of the connections that they
+        /// allow, or 16, at most. A larger number is kept, and is an error only if
+        /// the descriptors do not allow it beside the limits on sessions.
         max_pending: LimitValue = LimitValue(Setting::Auto);
         /// Sockets of each listener, counted exactly in the kernel. Whoever comes
         /// above it is answered 53300 after the startup packet. "auto" is
         /// max_connections + max_pending + max(64, max_connections / 64), at most
-        /// what the file descriptors allow. Without the kernel plane it is not
-        /// enforced; one below max_connections refuses before that does.
+        /// what the file descriptors allow; clients that wait for a slot count too,
+        /// so with a large max_waiting write one that has room for them. Without the
+        /// kernel plane it is not enforced; one below max_connections refuses before
+        /// that does.
         ceiling: LimitValue = LimitValue(Setting::Auto);
         /// While so many sockets are over the ceiling, new ones are reset at once.
         /// "auto" is max(64, ceiling / 16).

@@ -181,14 +181,20 @@ async fn set_limit(
     State(shared): State<Arc<Shared>>,
     Json(change): Json<LimitChange>,
 ) -> Result<Response, Failed> {
-    Ok(Json(limits::set(&shared.state.ledger, &change)?).into_response())
+    let ledger = &shared.state.ledger;
+    let entry = limits::set(ledger, &change)?;
+    limits::warn_of_excess(ledger);
+    Ok(Json(entry).into_response())
 }
 
 async fn unset_limit(
     State(shared): State<Arc<Shared>>,
     Json(change): Json<LimitChange>,
 ) -> Result<Response, Failed> {
-    Ok(Json(limits::unset(&shared.state.ledger, &change)?).into_response())
+    let ledger = &shared.state.ledger;
+    let entry = limits::unset(ledger, &change)?;
+    limits::warn_of_excess(ledger);
+    Ok(Json(entry).into_response())
 }
 
 async fn post_reload(State(shared): State<Arc<Shared>>) -> Result<Response, Failed> {

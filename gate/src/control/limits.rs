@@ -2,20 +2,22 @@
 //! `gatectl` on the pinned maps alike.
 #![forbid(unsafe_code)]
 
+mod descriptors;
+
+pub use descriptors::warn_of_excess;
+
 use gate_common::abi::{NAME_BYTES_MAX, NameKind, slot};
 use gate_common::limit::{Limit, Setting};
 use gate_common::slots::Book;
 
 use super::api::{LimitChange, LimitEntry};
 use crate::admission::WaitsFor;
-use crate::budget::Beside;
 use crate::config::name;
 use crate::config::render;
 use crate::config::session_limit::SessionLimit;
 use crate::config::settings::LimitSettings;
 use crate::config::value::{DurationValue, LimitValue};
 use crate::config::{WaitPolicy, Waits};
-use crate::host::FDS_PER_SESSION;
 use crate::ledger::{Layer, Ledger, LimitKey, LimitRow, LimitSource};
 
 /// What `gatectl limits set` takes, for help and errors.
@@ -50,7 +52,7 @@ pub fn set(ledger: &Ledger, change: &LimitChange) -> Result<LimitEntry, LimitErr
     let text = change.value.as_deref().unwrap_or_default();
     let value: LimitValue = text.parse().map_err(LimitError)?;
     check_value(&key, value.0)?;
-    check_descriptors(ledger, &key, value.0)?;
+    descriptors::check(ledger, &key, value.0)?;
     store(ledger, &key, value.0)
 }
 
@@ -88,8 +90,11 @@ pub fn export(ledger: &Ledger, waits: Option<&Waits>) -> Result<String, LimitErr
                     wait: DurationValue(policy.wait),
                     max_waiting: None,
                 };
+                // A number in the file is promised in full, so none that came from
+                // a limit of another size may become one.
+                let written = policy.promised == policy.max_waiting && unwritten.policy() != policy;
                 SessionLimit {
-                    max_waiting: (unwritten.policy() != policy).then_some(policy.max_waiting),
+                    max_waiting: written.then_some(policy.max_waiting),
                     ..unwritten
                 }
             }
@@ -258,77 +263,6 @@ fn check_value(key: &LimitKey, value: Setting) -> Result<(), LimitError> {
         ))),
         _ => Ok(()),
     }
-}
-
-/// As [`crate::budget::fit`], beside the limits that are in force.
-fn check_descriptors(ledger: &Ledger, key: &LimitKey, value: Setting) -> Result<(), LimitError> {
-    let Setting::AtMost(wanted) = value else {
-        return Ok(());
-    };
-    let Limit::AtMost(cap) = ledger.plain_limit(slot::FD_CAP) else {
-        return Ok(());
-    };
-    let (text, _) = key_text(key);
-    let beside = Beside::in_force(ledger);
-    let over = |room: u64, need: String| {
-        Err(LimitError(format!(
-            "{text} {wanted} is more than the file descriptors of gate allow: {need}, \
-             {FDS_PER_SESSION} each, and gate has {cap} for connections beside its own; set it to \
-             {room} or less, or raise RLIMIT_NOFILE (LimitNOFILE=) and start gate again"
-        )))
-    };
-    let of = |count: u64| count.saturating_mul(FDS_PER_SESSION);
-    if is_of_sessions(key) {
-        let room = beside.room(cap);
-        if wanted > room {
-            let need = format!("so many sessions need {} of them{beside}", of(wanted));
-            return over(room, need);
-        }
-    } else if *key == LimitKey::MaxPending {
-        let sessions = sessions_max(ledger)?;
-        let others = Beside {
-            pending: 0,
-            ..beside
-        };
-        let room = others.room(cap).saturating_sub(sessions);
-        if wanted > room {
-            let need = format!(
-                "so many pending clients need {} of them, {sessions} sessions {}{others}",
-                of(wanted),
-                of(sessions)
-            );
-            return over(room, need);
-        }
-    }
-    Ok(())
-}
-
-/// How many sessions the limits in force let in, or without a limit on all the
-/// largest of the others.
-fn sessions_max(ledger: &Ledger) -> Result<u64, LimitError> {
-    if let Limit::AtMost(total) = ledger.plain_limit(slot::TOTAL) {
-        return Ok(total);
-    }
-    let rows = ledger.limits().map_err(unreadable)?;
-    let numbers = rows.iter().filter(|row| is_of_sessions(&row.key));
-    let numbers = numbers.filter_map(|row| match row.limit {
-        Limit::AtMost(number) => Some(number),
-        Limit::Unlimited | Limit::None => None,
-    });
-    Ok(numbers.max().unwrap_or(0))
-}
-
-/// Limits that admission holds sessions against.
-const fn is_of_sessions(key: &LimitKey) -> bool {
-    matches!(
-        key,
-        LimitKey::MaxConnections
-            | LimitKey::DefaultUser
-            | LimitKey::DefaultDatabase
-            | LimitKey::User(_)
-            | LimitKey::Database(_)
-            | LimitKey::Backend(_)
-    )
 }
 
 fn store(ledger: &Ledger, key: &LimitKey, setting: Setting) -> Result<LimitEntry, LimitError> {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::Shared;
 use super::api::Reloaded;
+use super::limits;
 use crate::budget;
 use crate::config::Config;
 
@@ -55,6 +56,7 @@ fn apply(shared: &Shared, new: &Config) -> Result<Reloaded, String> {
         }
         return Err(error.to_string());
     }
+    limits::warn_of_excess(ledger);
     shared.state.set_config(Arc::new(merged));
     let waiting = new.fixed_differences(&old);
     Ok(Reloaded {

@@ -5,13 +5,14 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use gate_tests::crowd;
 use gate_tests::gate::{self, Gate, Plan};
 use gate_tests::host;
 use gate_tests::session::OpenError;
 use gate_tests::suite::{Plane, Stage, Suite};
 use gate_tests::wire::Wire;
+use serde_json::Value;
 
 const SOON: Duration = Duration::from_secs(3);
 /// `nobody` on Debian: a user with no rights at all.
@@ -163,7 +164,7 @@ fn limits_over_descriptors(stage: &Stage) -> Result<()> {
     }
     let mut plan = Plan::new(stage.plane, stage.postgres.address(), "");
     plan.nofile = Some(256);
-    let gate = Gate::start_plan(plan)?;
+    let mut gate = Gate::start_plan(plan)?;
     for key in [&["max-connections"][..], &["user", "app"], &["max-pending"]] {
         let set = [&["limits", "set"][..], key, &["5000"]].concat();
         let refused = gate.gatectl_output(&set)?;
@@ -171,9 +172,25 @@ fn limits_over_descriptors(stage: &Stage) -> Result<()> {
         assert_eq!(refused.status.code(), Some(1), "{said}");
         ensure!(said.contains("need 10000 of them"), "{said}");
     }
+    excess_is_logged(&mut gate)?;
     gate.gatectl(&["limits", "set", "max-connections", "0"])?;
     gate.open("app", "prod")?.close()?;
     Ok(())
+}
+
+/// Each limit fits when it is set; then another comes back that was lower.
+fn excess_is_logged(gate: &mut Gate) -> Result<()> {
+    const EXCESS: &str = "the limits in force are more than the descriptors allow";
+    let status: Value = serde_json::from_str(&gate.gatectl(&["status", "--json"])?)?;
+    let number = |key: &str| status["process"][key].as_u64().context(key.to_owned());
+    let most = number("lowered_to")? + number("pending_lowered_to")? - 1;
+    gate.gatectl(&["limits", "set", "max-pending", "1"])?;
+    gate.gatectl(&["limits", "set", "max-connections", &most.to_string()])?;
+    assert_eq!(gate.logged(EXCESS), 0, "{:?}", gate.log());
+    gate.gatectl(&["limits", "unset", "max-pending"])?;
+    host::eventually_true(SOON, "the unset is told", || Ok(gate.logged(EXCESS) == 1))?;
+    gate.reload("[limits.user]\napp = 7")?;
+    host::eventually_true(SOON, "the reload is told", || Ok(gate.logged(EXCESS) == 2))
 }
 
 fn default_is_lowered(stage: &Stage) -> Result<()> {

@@ -13,7 +13,9 @@ use serde_json::json;
 use super::api::{Connections, LimitChange};
 use super::limited::{self, Limited, Scope, Watch};
 use super::{connections, limits};
+use crate::budget;
 use crate::config::Config;
+use crate::host::FdBudget;
 use crate::ledger::{Applicant, Entry, Ledger, NameCache, Step};
 use crate::session::outcome::Reason;
 use crate::state::{KernelState, ListenerInfo, State};
@@ -304,9 +306,10 @@ fn a_limit_over_the_descriptors_is_not_set() {
         ", 5 waiting clients (max_waiting) 10, 2 each",
     ];
     assert_most("max-pending", None, 24, &others);
-    assert_most("user", Some("other"), 21, &[]);
+    set("user", Some("other"), 35).expect("as the default, which was set before");
     // Without a limit on all the largest of the others counts.
     set("max-connections", None, 0).expect("none");
+    set("max-pending", None, 3).expect("less");
     assert_most("max-pending", None, 10, &[", 35 sessions 70"]);
     set("max-pending", None, 0).expect("none");
     assert_most("max-connections", None, 45, &[]);
@@ -357,6 +360,38 @@ fn exported_limits_keep_their_waits_while_gate_runs() {
     }
     let down = limits::export(ledger, None).expect("exported");
     assert!(down.contains("app = 5\n") && down.contains("# no gate runs"));
+}
+
+#[test]
+fn exported_limits_promise_no_more_clients_a_wait_than_before() {
+    // 100 connections.
+    let budget = FdBudget {
+        limit: 256,
+        sessions: 200,
+        pipes: 0,
+    };
+    let toml = "[limits]\nmax_connections = { max = \"auto\", wait = \"1s\" }\n\
+                default_user = { max = 500, wait = \"1s\" }\n\
+                default_database = { max = 20, wait = \"1s\", max_waiting = 5 }";
+    let gate = Fixture::new(toml);
+    let ledger = &gate.state.ledger;
+    limits::set(ledger, &change("default-user", None, Some("30"))).expect("set");
+    let mut config = Config::clone(&gate.state.config());
+    config.limits.default_user = gate_common::limit::Setting::AtMost(30);
+    let config = budget::fit(&config, &budget).expect("fits");
+    ledger.apply_config(&config).expect("applied");
+    let waits = &config.limits.waits;
+    let exported = limits::export(ledger, Some(waits)).expect("exported");
+    for line in [
+        "max_connections = { max = 38, wait = \"1s\" }",
+        "default_user = { max = 30, wait = \"1s\" }",
+        "default_database = { max = 20, wait = \"1s\", max_waiting = 5 }",
+    ] {
+        assert!(exported.contains(&format!("{line}\n")), "{exported}");
+    }
+    let again = Config::from_toml(&exported).expect("valid");
+    assert_eq!(again.limits.waits.promised(), waits.promised());
+    budget::fit(&again, &budget).expect("the next start takes it");
 }
 
 #[test]
