@@ -4,7 +4,7 @@
 
 mod descriptors;
 
-pub use descriptors::warn_of_excess;
+pub use descriptors::{Excess, excess, warn_of_excess};
 
 use gate_common::abi::{NAME_BYTES_MAX, NameKind, slot};
 use gate_common::limit::{Limit, Setting};

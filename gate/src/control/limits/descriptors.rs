@@ -2,6 +2,8 @@
 //! to a configuration.
 #![forbid(unsafe_code)]
 
+use std::fmt;
+
 use gate_common::abi::slot;
 use gate_common::limit::{Limit, Setting};
 
@@ -70,42 +72,63 @@ pub(super) fn check(ledger: &Ledger, key: &LimitKey, value: Setting) -> Result<(
     )))
 }
 
-/// Says so in the log if the limits in force are more than the descriptors allow:
-/// each was in order when it was set, but a start, a reload or another limit
-/// changed what it is beside.
+/// Says in the log what [`excess`] finds.
 pub fn warn_of_excess(ledger: &Ledger) {
     match excess(ledger) {
         Ok(None) => {}
-        Ok(Some(Excess { most, beside, room })) => tracing::warn!(
-            limit = most.limit().unwrap_or_default(),
-            sessions = most.sessions,
-            max_pending = beside.pending,
-            waiting = beside.waiting,
-            sessions_max = room,
-            "the limits in force are more than the descriptors allow: clients beyond sessions_max \
-             may be refused with 53300; lower or unset one (`gatectl limits list`), or raise \
-             RLIMIT_NOFILE (LimitNOFILE=)"
-        ),
-        Err(error) => tracing::error!(%error, "the limits in force cannot be read"),
+        Ok(Some(excess)) => tracing::warn!("{excess}"),
+        Err(error) => tracing::error!("{error}"),
     }
 }
 
-/// More sessions than there is room for.
-#[derive(Debug, PartialEq, Eq)]
-struct Excess {
-    most: Most,
-    beside: Beside,
-    room: u64,
-}
-
-fn excess(ledger: &Ledger) -> std::io::Result<Option<Excess>> {
+/// Limits in force that are more than the descriptors allow: each was in order
+/// when it was set, but a start, a reload or another limit changed what it is
+/// beside.
+///
+/// # Errors
+/// The table of names could not be read.
+pub fn excess(ledger: &Ledger) -> Result<Option<Excess>, LimitError> {
     let Limit::AtMost(cap) = ledger.plain_limit(slot::FD_CAP) else {
         return Ok(None);
     };
-    let most = most_sessions(ledger)?;
+    let most = most_sessions(ledger).map_err(unreadable)?;
     let beside = Beside::in_force(ledger);
-    let room = beside.room(cap);
-    Ok((most.sessions.max(1) > room).then_some(Excess { most, beside, room }))
+    let excess = Excess { most, beside, cap };
+    Ok((excess.most.sessions.max(1) > excess.room()).then_some(excess))
+}
+
+/// More sessions than there is room for; its text is a warning for people.
+#[derive(Debug)]
+pub struct Excess {
+    most: Most,
+    beside: Beside,
+    cap: u64,
+}
+
+impl Excess {
+    const fn room(&self) -> u64 {
+        self.beside.room(self.cap)
+    }
+}
+
+impl fmt::Display for Excess {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { most, beside, cap } = self;
+        out.write_str("the limits in force are more than the file descriptors of gate allow: ")?;
+        let sessions = most.sessions.max(1);
+        let descriptors = sessions.saturating_mul(FDS_PER_SESSION);
+        match most.limit() {
+            Some(limit) => write!(out, "sessions ({limit}) {descriptors}")?,
+            None => write!(out, "a session {descriptors}")?,
+        }
+        write!(
+            out,
+            "{beside}, {FDS_PER_SESSION} each, and gate has {cap} for connections beside its own; \
+             clients beyond {} sessions may be refused with 53300; lower or unset a limit (`gatectl \
+             limits list`), or raise RLIMIT_NOFILE (LimitNOFILE=) and start gate again",
+            self.room()
+        )
+    }
 }
 
 /// How many sessions the limits in force let in.
@@ -261,7 +284,11 @@ mod tests {
         let at = Setting::AtMost;
         let over = |ledger: &Ledger| {
             let excess = excess(ledger).expect("read");
-            excess.map(|over| (over.most.limit(), over.most.sessions, over.room))
+            excess.map(|over| {
+                let text = over.to_string();
+                assert!(text.contains("gate has 100 for"), "{text}");
+                (over.most.limit(), over.most.sessions, over.room())
+            })
         };
         let ledger = ledger("[limits]\nmax_connections = 30\nmax_pending = 20");
         assert_eq!(over(&ledger), None);

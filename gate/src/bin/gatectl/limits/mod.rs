@@ -5,9 +5,13 @@ mod list;
 mod set;
 mod unset;
 
+use std::io::Write as _;
+
 use clap::Subcommand;
 use gate::config::name;
 use gate::control::api::LimitEntry;
+use gate::control::limits;
+use gate::ledger::Ledger;
 
 use crate::output::{self, Output};
 use crate::target::{Failure, Target};
@@ -38,6 +42,17 @@ pub fn run(command: Command, target: &Target, output: Output) -> Result<(), Fail
 /// A name on the command line: kept in the escaped form, in which it travels.
 fn name_text(text: &str) -> Result<String, name::NameError> {
     name::parse(text).map(|_| text.to_owned())
+}
+
+/// After a change in the maps, of which gate itself learns nothing that it could log.
+fn warn_of_excess(ledger: &Ledger) {
+    let text = match limits::excess(ledger) {
+        Ok(None) => return,
+        Ok(Some(excess)) => excess.to_string(),
+        Err(error) => error.to_string(),
+    };
+    // The change is made, whether or not somebody reads this.
+    let _ = writeln!(std::io::stderr(), "gatectl: warning: {text}");
 }
 
 /// What is in force after a change.

@@ -5,7 +5,7 @@ use gate::config::value::LimitValue;
 use gate::control::api::LimitChange;
 use gate::control::limits;
 
-use super::{name_text, print_entry};
+use super::{name_text, print_entry, warn_of_excess};
 use crate::output::Output;
 use crate::target::{EXIT_USAGE, Failure, Reached, Target};
 
@@ -58,7 +58,11 @@ pub struct Plain {
 pub fn run(key: Key, target: &Target, output: Output) -> Result<(), Failure> {
     let change = change(key)?;
     let entry = match target.for_limits()? {
-        Reached::Maps(ledger) => limits::set(&ledger, &change).map_err(Failure::new)?,
+        Reached::Maps(ledger) => {
+            let entry = limits::set(&ledger, &change).map_err(Failure::new)?;
+            warn_of_excess(&ledger);
+            entry
+        }
         Reached::Gate(()) => target.post("/limits/set", Some(&change))?,
     };
     print_entry(&entry, output)

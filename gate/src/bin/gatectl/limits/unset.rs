@@ -4,7 +4,7 @@ use clap::Subcommand;
 use gate::control::api::LimitChange;
 use gate::control::limits;
 
-use super::{name_text, print_entry};
+use super::{name_text, print_entry, warn_of_excess};
 use crate::output::Output;
 use crate::target::{Failure, Reached, Target};
 
@@ -58,7 +58,11 @@ pub fn run(key: Key, target: &Target, output: Output) -> Result<(), Failure> {
         value: None,
     };
     let entry = match target.for_limits()? {
-        Reached::Maps(ledger) => limits::unset(&ledger, &change).map_err(Failure::new)?,
+        Reached::Maps(ledger) => {
+            let entry = limits::unset(&ledger, &change).map_err(Failure::new)?;
+            warn_of_excess(&ledger);
+            entry
+        }
         Reached::Gate(()) => target.post("/limits/unset", Some(&change))?,
     };
     print_entry(&entry, output)
