@@ -131,11 +131,14 @@ impl Backends {
         order
     }
 
-    /// A dial succeeded.
-    pub fn connected(&self, backend: usize, address: usize, now: Instant) {
+    /// A dial succeeded. That of a cancel says nothing of the address: it goes to
+    /// those that are down too, and the kernel of a server that hangs accepts.
+    pub fn connected(&self, backend: usize, address: usize, is_cancel: bool, now: Instant) {
         if let Some((backend, address)) = self.find(backend, address) {
             address.connected.fetch_add(1, Ordering::Relaxed);
-            self.succeeded(backend, address, now);
+            if !is_cancel {
+                self.succeeded(backend, address, now);
+            }
         }
     }
 
@@ -288,7 +291,7 @@ mod tests {
         assert_eq!(order(&backends), [0, 1, 2], "all down: as configured");
         backends.checked(0, 2, Ok(()), now);
         assert_eq!(order(&backends), [2, 0, 1]);
-        backends.connected(0, 0, now);
+        backends.connected(0, 0, false, now);
         assert_eq!(order(&backends), [0, 2, 1]);
     }
 
@@ -325,7 +328,7 @@ mod tests {
         backends.failed(0, 0, ConnectFailure::Refused, now);
         assert!(backends.wants_check(0, 0));
         assert_eq!(order(&backends), [0], "there is no other");
-        backends.connected(0, 0, now);
+        backends.connected(0, 0, false, now);
         assert!(!backends.wants_check(0, 0));
     }
 
@@ -342,7 +345,7 @@ mod tests {
     fn a_report_says_for_how_long_and_how_often() {
         let start = Instant::now();
         let backends = backends(THREE, start);
-        backends.connected(0, 0, start + SECOND);
+        backends.connected(0, 0, false, start + SECOND);
         backends.failed(0, 0, ConnectFailure::Refused, start + 3 * SECOND);
         // The second failure is no transition.
         backends.failed(0, 0, ConnectFailure::Refused, start + 4 * SECOND);
@@ -376,7 +379,7 @@ mod tests {
         let now = Instant::now();
         let backends = backends(THREE, now);
         backends.failed(1, 0, ConnectFailure::Refused, now);
-        backends.connected(0, 3, now);
+        backends.connected(0, 3, false, now);
         assert_eq!(backends.order(7).count(), 0);
         assert_eq!(backends.report(7, now).count(), 0);
     }

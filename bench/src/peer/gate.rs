@@ -100,6 +100,10 @@ fn command(
     Ok(command)
 }
 
+/// Clients that have not spoken yet. Their descriptors are kept beside those of
+/// the sessions, of which 9,000 nearly fill the usual limit.
+const PENDING_MAX: usize = 512;
+
 /// gate.toml, filled in.
 pub fn config(job: &Job) -> Result<String> {
     let (ceiling, headroom) = match job.role {
@@ -115,6 +119,7 @@ pub fn config(job: &Job) -> Result<String> {
         CONFIG,
         &[
             ("sessions", job.sessions_max().to_string()),
+            ("pending", job.sessions_max().min(PENDING_MAX).to_string()),
             ("ceiling", ceiling.to_owned()),
             ("headroom", headroom.to_owned()),
             ("refused", refused),

@@ -105,7 +105,9 @@ pub fn set_client_options(listener: &Socket, options: &TcpOptions) -> io::Result
     }
     if options.congestion_control.is_none()
         && let Ok(name) = std::fs::read_to_string(DEFAULT)
+        && listener.tcp_congestion()? != name.trim_end().as_bytes()
     {
+        // Only then: one that was set follows the system's no more.
         listener.set_tcp_congestion(name.trim_end().as_bytes())?;
     }
     set_options(listener, options)

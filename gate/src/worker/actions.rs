@@ -114,7 +114,7 @@ impl<M: Machine> Worker<M> {
             }
             Action::CancelQuery(packet) => {
                 let place = (connection.backend_index, connection.address);
-                self.cancel_query(packet, place, now);
+                self.cancel_query(packet, place);
             }
             // Closed by a failure that the session does not know of.
             Action::Deadline(_) if connection.mode == Mode::Closing => {}

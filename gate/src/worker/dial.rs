@@ -17,14 +17,12 @@ use crate::state::Phase;
 
 /// Identities that a worker shares among its sessions; past it, it starts anew.
 const IDENTITIES_MAX: usize = 4096;
-/// CancelRequests of gate's own under way at once: one packet of a stranger's
-/// becomes one for each address of each backend.
-const CANCELS_MAX: usize = 64;
-/// CancelRequests of clients under way at once: each holds two descriptors for as
-/// long as a server that hangs lets it.
-const CLIENT_CANCELS_MAX: u64 = 64;
-/// The share of the descriptors of sessions that they may hold, if it is less.
-const CLIENT_CANCELS_SHARE: u64 = 16;
+/// CancelRequests under way at once: of clients, who hold two descriptors each for
+/// as long as a server that hangs lets them, and of gate's own, which hold one.
+/// One packet of a stranger's becomes one for each address of each backend.
+const CANCELS_MAX: u64 = 64;
+/// The share of the descriptors of sessions that either may hold, if it is less.
+const CANCELS_SHARE: u64 = 16;
 /// Those that wait for their turn; what is beyond is left to the deadlines.
 const CANCELS_WAITING_MAX: usize = 16_384;
 /// How long a dial that found no descriptor or a full backlog rests.
@@ -32,6 +30,9 @@ const REDIAL: Duration = Duration::from_millis(5);
 /// How many of them may fail again at a time: a server that hangs with a full
 /// backlog must not keep the loop busy.
 const REDIALS_MAX: usize = 64;
+
+/// A CancelRequest, with the backend and the address that it is for.
+pub(super) type Cancel = (Vec<u8>, (u16, u8));
 
 /// What a worker knows of dialling.
 #[derive(Debug, Default)]
@@ -43,9 +44,11 @@ pub(super) struct Dialing {
     /// CancelRequests of clients that are under way.
     pub client_cancels: u64,
     /// CancelRequests of gate's own that are under way.
-    pub cancels: usize,
-    /// Those that are not yet, with backend and address.
-    pub cancels_waiting: VecDeque<(Vec<u8>, (u16, u8))>,
+    pub cancels: u64,
+    /// Those that are not yet: for sessions whose client is gone.
+    pub of_sessions: VecDeque<Cancel>,
+    /// The same of clients, which may be strangers'.
+    pub of_clients: VecDeque<Cancel>,
 }
 
 impl<M: Machine> Worker<M> {
@@ -68,14 +71,19 @@ impl<M: Machine> Worker<M> {
             }
         } else {
             if connection.client.is_some() {
-                if self.dialing.client_cancels >= self.client_cancels_max() {
-                    self.cancel_everywhere(id, None, now);
-                    return self.feed(id, Input::CancelQueued, now);
+                if self.dialing.client_cancels >= self.cancels_max(FDS_PER_SESSION) {
+                    let input = if self.dialing.of_clients.len() < CANCELS_WAITING_MAX {
+                        self.cancel_everywhere(id, None);
+                        Input::CancelQueued
+                    } else {
+                        Input::ConnectFailed(ConnectFailure::Host)
+                    };
+                    return self.feed(id, input, now);
                 }
                 self.connections[id as usize].cancels = true;
                 self.dialing.client_cancels += 1;
                 let first = self.state.backends.order(0).next().unwrap_or(0);
-                self.cancel_everywhere(id, Some(first), now);
+                self.cancel_everywhere(id, Some(first));
             }
             if !self.keep_fd_for_cancel(id) {
                 self.connections[id as usize].dial_error = Some(ConnectFailure::Host);
@@ -186,7 +194,7 @@ impl<M: Machine> Worker<M> {
     /// A CancelRequest does not say which server it is for: every address of
     /// every backend gets it, and ignores a key that is not its own. The
     /// client's connection takes one of the first backend.
-    fn cancel_everywhere(&mut self, id: u32, own: Option<usize>, now: Instant) {
+    fn cancel_everywhere(&mut self, id: u32, own: Option<usize>) {
         let connection = &mut self.connections[id as usize];
         let Some(packet) = connection.session.cancel_packet() else {
             return;
@@ -200,41 +208,48 @@ impl<M: Machine> Worker<M> {
             .collect();
         for (backend, addresses) in counts.into_iter().enumerate() {
             for address in (0..addresses).filter(|address| (backend, Some(*address)) != (0, own)) {
-                self.cancel_query(packet.clone(), (backend as u16, address as u8), now);
+                let place = (backend as u16, address as u8);
+                queue(&mut self.dialing.of_clients, (packet.clone(), place));
             }
         }
     }
 
-    /// How many clients of this worker may have a CancelRequest under way.
-    fn client_cancels_max(&self) -> u64 {
+    /// How many CancelRequests of a kind this worker may have under way, if each
+    /// holds so many descriptors.
+    fn cancels_max(&self, fds: u64) -> u64 {
         let workers = self.state.stats.len() as u64;
-        let share = self.state.session_fds_max / (CLIENT_CANCELS_SHARE * FDS_PER_SESSION * workers);
-        share.clamp(1, CLIENT_CANCELS_MAX)
+        let share = self.state.session_fds_max / (CANCELS_SHARE * fds * workers);
+        share.clamp(1, CANCELS_MAX)
     }
 
     /// Sends a CancelRequest to an address of a backend, over a connection of
-    /// gate's own: now, or when some of those under way have ended.
-    pub(super) fn cancel_query(&mut self, packet: Vec<u8>, place: (u16, u8), now: Instant) {
-        if self.dialing.cancels < CANCELS_MAX {
-            self.send_cancel(packet, place, now);
-        } else if self.dialing.cancels_waiting.len() < CANCELS_WAITING_MAX {
-            self.dialing.cancels_waiting.push_back((packet, place));
-        }
+    /// gate's own, at the end of this round or when some of those under way have
+    /// ended.
+    pub(super) fn cancel_query(&mut self, packet: Vec<u8>, place: (u16, u8)) {
+        queue(&mut self.dialing.of_sessions, (packet, place));
     }
 
-    /// Sends those that had to wait.
-    pub(super) fn send_waiting_cancels(&mut self, now: Instant) {
+    /// Sends those whose turn it is. Clients' take half of the places at most, so
+    /// that a stranger's, for a server that hangs, do not keep back the others.
+    pub(super) fn send_cancels(&mut self, now: Instant) {
         if self.phase == Phase::Stopping {
-            self.dialing.cancels_waiting.clear();
+            self.dialing.of_sessions.clear();
+            self.dialing.of_clients.clear();
         }
-        while self.dialing.cancels < CANCELS_MAX
-            && let Some((packet, place)) = self.dialing.cancels_waiting.pop_front()
+        let max = self.cancels_max(1);
+        while self.dialing.cancels < max
+            && let Some(cancel) = self.dialing.of_sessions.pop_front()
         {
-            self.send_cancel(packet, place, now);
+            self.send_cancel(cancel, now);
+        }
+        while self.dialing.cancels < max.div_ceil(2)
+            && let Some(cancel) = self.dialing.of_clients.pop_front()
+        {
+            self.send_cancel(cancel, now);
         }
     }
 
-    fn send_cancel(&mut self, packet: Vec<u8>, place: (u16, u8), now: Instant) {
+    fn send_cancel(&mut self, (packet, place): Cancel, now: Instant) {
         let session = Session::cancel(Arc::clone(&self.deadlines), packet);
         let mut connection = Connection::new(session, 0, now);
         let (backend, address) = place;
@@ -263,5 +278,11 @@ impl<M: Machine> Worker<M> {
             return false;
         }
         true
+    }
+}
+
+fn queue(cancels: &mut VecDeque<Cancel>, cancel: Cancel) {
+    if cancels.len() < CANCELS_WAITING_MAX {
+        cancels.push_back(cancel);
     }
 }

@@ -223,7 +223,7 @@ impl<M: Machine> Worker<M> {
         }
         self.answer_inquiries(now);
         self.close_finished();
-        self.send_waiting_cancels(now);
+        self.send_cancels(now);
         if self.accepting.leaving {
             self.close_listeners(now);
         }

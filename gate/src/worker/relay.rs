@@ -93,11 +93,9 @@ impl<M: Machine> Worker<M> {
                 self.stats.backend_connect_took(took);
                 let place = usize::from(connection.backend_index);
                 let address = usize::from(connection.address);
-                // A cancel goes to the addresses that are down too, and a hung
-                // server's kernel accepts.
-                if connection.session.identity().is_some() {
-                    self.state.backends.connected(place, address, now);
-                }
+                let is_cancel = connection.session.identity().is_none();
+                let backends = &self.state.backends;
+                backends.connected(place, address, is_cancel, now);
                 self.feed(id, Input::Connected, now);
             }
             // Still connecting.

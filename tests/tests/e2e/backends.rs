@@ -331,32 +331,35 @@ fn cancel_is_no_check(stage: &Stage) -> Result<()> {
 /// Each holds two descriptors until the server answers, and this one never does.
 fn cancels_leave_room(stage: &Stage) -> Result<()> {
     const CANCELS: usize = 300;
-    let hung = free_listener()?;
-    let settings = format!(
-        "[backend.alive]\naddress = \"{}\"\n[database.prod]\nbackend = \"alive\"\n\
-         [limits]\nmax_connections = 20\nmax_pending = 20",
-        stage.postgres.address()
-    );
-    let gate = Gate::start_plan(Plan {
-        nofile: Some(400),
-        ..Plan::new(stage.plane, hung.local_addr()?, &settings)
-    })?;
-    let mut strangers = Vec::new();
-    for number in 0..CANCELS {
-        if number % 20 == 0 {
-            // Not all in one round of the loop, which would find no descriptor.
-            thread::sleep(Duration::from_millis(20));
+    for workers in [1, 8] {
+        let hung = free_listener()?;
+        let settings = format!(
+            "[backend.alive]\naddress = \"{}\"\n[database.prod]\nbackend = \"alive\"\n\
+             [limits]\nmax_connections = 20\nmax_pending = 20\n[workers]\ncount = {workers}",
+            stage.postgres.address()
+        );
+        let gate = Gate::start_plan(Plan {
+            nofile: Some(400),
+            ..Plan::new(stage.plane, hung.local_addr()?, &settings)
+        })?;
+        let mut strangers = Vec::new();
+        for number in 0..CANCELS {
+            if number % 20 == 0 {
+                // Not all in one round of the loop, which would find no descriptor.
+                thread::sleep(Duration::from_millis(20));
+            }
+            let mut stranger = Wire::connect(gate.address())?;
+            stranger.send(&wire::cancel(number as u32, b"none"))?;
+            strangers.push(stranger);
         }
-        let mut stranger = Wire::connect(gate.address())?;
-        stranger.send(&wire::cancel(number as u32, b"none"))?;
-        strangers.push(stranger);
+        for _ in 0..20 {
+            gate.open("app", "prod")?.close()?;
+        }
+        let queued = [("outcome", "queued")];
+        let count = gate.metrics()?.sum("gate_cancel_requests_total", &queued);
+        assert!(count > 0.0, "none was queued");
+        let usage = gate.usage()?;
+        assert!(usage.fds < 300, "{} descriptors", usage.fds);
     }
-    for _ in 0..20 {
-        gate.open("app", "prod")?.close()?;
-    }
-    let queued = [("outcome", "queued")];
-    let count = gate.metrics()?.sum("gate_cancel_requests_total", &queued);
-    assert!(count > 0.0, "none was queued");
-    drop(strangers);
     Ok(())
 }

@@ -96,15 +96,19 @@ impl Target {
 
     /// Whether a control socket and an instance that were both named belong
     /// together: one of them may be left over in the environment, and a drain of
-    /// the other gate cannot be taken back.
+    /// the other gate cannot be taken back. Without an answer only the pinned maps
+    /// are used, which are those of the instance that was named.
     pub fn check(&self) -> Result<(), Failure> {
         if self.names != Names::Both {
             return Ok(());
         }
-        let Ok(answer) = client::ask(&self.control, Method::GET, "/status", None, PATIENCE) else {
-            return Ok(());
-        };
-        let status: Status = decode(&checked(answer)?.body)?;
+        match client::ask(&self.control, Method::GET, "/status", None, PATIENCE) {
+            Ok(answer) => self.check_status(&decode(&checked(answer)?.body)?),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn check_status(&self, status: &Status) -> Result<(), Failure> {
         if status.instance == self.instance {
             return Ok(());
         }
@@ -191,6 +195,13 @@ impl Target {
             .map(serde_json::to_string)
             .transpose()
             .map_err(Failure::new)?;
+        if self.names == Names::Both {
+            // One that is slow may be another one, and would do it later.
+            match client::ask(&self.control, Method::GET, "/status", None, LONG_PATIENCE) {
+                Ok(answer) => self.check_status(&decode(&checked(answer)?.body)?)?,
+                Err(silence) => return Err(self.no_answer(&silence)?),
+            }
+        }
         self.only_gate(Method::POST, path, body)
     }
 
@@ -207,20 +218,23 @@ impl Target {
     ) -> Result<T, Failure> {
         match client::ask(&self.control, method, path, body, LONG_PATIENCE) {
             Ok(answer) => decode(&checked(answer)?.body),
-            Err(silence) => {
-                let (_, runs) = self.maps_and_gate(&silence)?;
-                let cure = if runs && silence.kind() != io::ErrorKind::TimedOut {
-                    "but one runs: name its control socket with --control"
-                } else {
-                    "its pinned maps are there, so `gatectl limits` and `gatectl status` work without it"
-                };
-                Err(Failure::new(format!(
-                    "no gate `{}` answers at {}: {silence}; {cure}",
-                    self.instance,
-                    self.control.display()
-                )))
-            }
+            Err(silence) => Err(self.no_answer(&silence)?),
         }
+    }
+
+    /// What to say of a gate that does not answer, though its maps are there.
+    fn no_answer(&self, silence: &io::Error) -> Result<Failure, Failure> {
+        let (_, runs) = self.maps_and_gate(silence)?;
+        let cure = if runs && silence.kind() != io::ErrorKind::TimedOut {
+            "but one runs: name its control socket with --control"
+        } else {
+            "its pinned maps are there, so `gatectl limits` and `gatectl status` work without it"
+        };
+        Ok(Failure::new(format!(
+            "no gate `{}` answers at {}: {silence}; {cure}",
+            self.instance,
+            self.control.display()
+        )))
     }
 
     fn maps(&self, silence: &io::Error) -> Result<Ledger, Failure> {
@@ -232,9 +246,13 @@ impl Target {
     fn maps_and_gate(&self, silence: &io::Error) -> Result<(Ledger, bool), Failure> {
         if self.names == Names::Control {
             return Err(Failure {
-                exit: EXIT_NO_INSTANCE,
+                exit: if is_nobody(silence) {
+                    EXIT_NO_INSTANCE
+                } else {
+                    EXIT_FAILED
+                },
                 message: format!(
-                    "no gate answers at {}: {silence}; to read what it has left, name its instance with --instance",
+                    "no gate answers at {}: {silence}; to use its pinned maps all the same, name its instance with --instance",
                     self.control.display()
                 ),
             });
@@ -250,10 +268,7 @@ impl Target {
 
     fn unreachable(&self, error: &KernelError, silence: &io::Error) -> Failure {
         let socket = self.control.display();
-        let nobody = matches!(
-            silence.kind(),
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
-        );
+        let nobody = is_nobody(silence);
         let no_maps = matches!(error, KernelError::NoInstance { .. });
         if nobody && no_maps {
             return Failure {
@@ -270,6 +285,14 @@ impl Target {
             self.instance
         ))
     }
+}
+
+/// Whether nothing is behind a control socket.
+fn is_nobody(silence: &io::Error) -> bool {
+    matches!(
+        silence.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+    )
 }
 
 /// The listeners that the maps know.

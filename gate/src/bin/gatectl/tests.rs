@@ -102,7 +102,7 @@ impl Gate {
 
     fn target(&self) -> Target {
         let socket = self.directory.path().join("control.sock");
-        Target::new(Some("in-test-without-maps".to_owned()), Some(socket))
+        Target::new(Some("in-test".to_owned()), Some(socket))
     }
 }
 

@@ -163,7 +163,7 @@ fn every_count_shows_where_the_interface_says() {
         worker.round_took(Duration::from_nanos(900));
     }
     let now = std::time::Instant::now();
-    gate.state.backends.connected(0, 0, now);
+    gate.state.backends.connected(0, 0, false, now);
     for _ in 0..2 {
         gate.state
             .backends
