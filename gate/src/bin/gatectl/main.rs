@@ -73,11 +73,7 @@ fn main() -> ExitCode {
     let line = Line::parse();
     let target = Target::new(line.instance, line.control);
     let output = Output { json: line.json };
-    let done = match line.command {
-        Command::Completions { shell } => completions::run::<Line>(shell, output),
-        command => target.check().and_then(|()| run(command, &target, output)),
-    };
-    match done {
+    match run(line.command, &target, output) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure { exit, message }) => {
             eprintln!("gatectl: {message}");
@@ -87,6 +83,10 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command, target: &Target, output: Output) -> Result<(), Failure> {
+    // Those are of no instance.
+    if !matches!(command, Command::Completions { .. }) {
+        target.check()?;
+    }
     match command {
         Command::Status => status::run(target, output),
         Command::Connections => connections::run(target, output),
@@ -95,7 +95,7 @@ fn run(command: Command, target: &Target, output: Output) -> Result<(), Failure>
         Command::Limits(command) => limits::run(command, target, output),
         Command::Drain => drain::run(target, output),
         Command::Reload => reload::run(target, output),
-        Command::Completions { .. } => Ok(()),
+        Command::Completions { shell } => completions::run::<Line>(shell, output),
     }
 }
 

@@ -99,18 +99,21 @@ impl Target {
     /// the other gate cannot be taken back. Without an answer only the pinned maps
     /// are used, which are those of the instance that was named.
     pub fn check(&self) -> Result<(), Failure> {
-        if self.names != Names::Both {
-            return Ok(());
-        }
-        match client::ask(&self.control, Method::GET, "/status", None, PATIENCE) {
-            Ok(answer) => self.check_status(&decode(&checked(answer)?.body)?),
-            Err(_) => Ok(()),
-        }
+        self.check_within(PATIENCE).map(drop)
     }
 
-    fn check_status(&self, status: &Status) -> Result<(), Failure> {
+    /// The same; returns why the gate did not answer, if both were named.
+    fn check_within(&self, patience: Duration) -> Result<Option<io::Error>, Failure> {
+        if self.names != Names::Both {
+            return Ok(None);
+        }
+        let answer = match client::ask(&self.control, Method::GET, "/status", None, patience) {
+            Ok(answer) => checked(answer)?,
+            Err(silence) => return Ok(Some(silence)),
+        };
+        let status: Status = decode(&answer.body)?;
         if status.instance == self.instance {
-            return Ok(());
+            return Ok(None);
         }
         Err(Failure {
             exit: EXIT_USAGE,
@@ -195,12 +198,9 @@ impl Target {
             .map(serde_json::to_string)
             .transpose()
             .map_err(Failure::new)?;
-        if self.names == Names::Both {
-            // One that is slow may be another one, and would do it later.
-            match client::ask(&self.control, Method::GET, "/status", None, LONG_PATIENCE) {
-                Ok(answer) => self.check_status(&decode(&checked(answer)?.body)?)?,
-                Err(silence) => return Err(self.no_answer(&silence)?),
-            }
+        // One that is slow may be another one, and would do it later.
+        if let Some(silence) = self.check_within(LONG_PATIENCE)? {
+            return Err(self.no_answer(&silence)?);
         }
         self.only_gate(Method::POST, path, body)
     }
